@@ -61,11 +61,14 @@ class SumOfTerms:
         self.has_products = False
         # units are numbered through the flattened sites
         units = {}
+        #: numbers of the units of each site
+        self.numbers: dict[str, range] = {}
         size = 0
-        for slot in program.sites.values():
-            count = program.size(slot)
-            units[slot] = size + 1 + np.arange(count).reshape(program.shapes[slot])
-            size += count
+        for site, slot in program.sites.items():
+            numbers = range(size, size + program.size(slot))
+            self.numbers[site] = numbers
+            units[slot] = 1 + np.array(numbers).reshape(program.shapes[slot])
+            size = numbers.stop
         self.sets = UnitSets(size)
         known = Known(program, arguments)
         constant = _constant_truths(program, tables)
@@ -86,13 +89,6 @@ class SumOfTerms:
         pairs = sparse.csr_array(sparse.triu(self._pairs + self._pairs.T, 1))
         pairs.sort_indices()
         return np.stack(pairs.nonzero(), 1).astype(np.int64)
-
-    def numbers(self, site: str) -> range:
-        """Return the numbers of the units of a site."""
-        sizes = {name: self.program.size(s) for name, s in self.program.sites.items()}
-        names = list(sizes)
-        start = sum(sizes[name] for name in names[: names.index(site)])
-        return range(start, start + sizes[site])
 
     def reads_all(self, units: range) -> bool:
         """Return True if one element reads all of the ``units``."""

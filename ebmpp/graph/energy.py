@@ -61,12 +61,12 @@ def energy(
     """
     total = jnp.zeros(())
     for factor in graph.factors if factors is None else factors:
-        inputs = [statistics[b] for b in factor.blocks]
-        scope = tuple(graph.families[b] for b in factor.blocks)
+        weights = params[factor.name]
+        inputs = {b: statistics[b] for b in factor.blocks}
         if factor.affine or as_written:
-            value = factor.evaluate(params[factor.name], *inputs, families=scope)
+            value = factor.energy_at(weights, inputs, graph.families)
         else:
-            value = evaluation.extended(factor, scope, params[factor.name], inputs)
+            value = evaluation.extended(factor, graph.families, weights, inputs)
         total = total + value
     return total
 

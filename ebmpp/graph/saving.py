@@ -63,14 +63,7 @@ _FAMILIES = (
 _FACTORS = (Bias, Bilinear, Convolution, Pairwise, Table)
 #: Classes that a file describes completely, by name; Linear has a function.
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}
-_COMMON = {
-    "blocks",
-    "energy",
-    "init",
-    "name",
-    "lateral",
-    "affine",
-}  # fields of every factor
+_COMMON = {f.name for f in dataclasses.fields(Factor)}
 # relative, of a custom energy at one state: params may have 16 bits, devices differ
 _TOLERANCE = 1e-2
 _STATES = 16  # at which an energy that is not affine is compared
@@ -307,29 +300,21 @@ def _value(factor: Factor, families: Families, params: PyTree) -> list[float | N
     An energy that is not affine is taken at states; the magnitude is then the largest.
     """
     families = {b: families[b] for b in factor.blocks}
-    scope = tuple(families.values())
-    if not factor.affine:
-        t = random_statistics(families, families, _STATES)
 
-        def value_at(row):
-            inputs = (row[b] for b in factor.blocks)
-            return factor.evaluate(params, *inputs, families=scope)
-
+    def energy_at(statistics):
         with jax.default_matmul_precision("highest"):
-            values = np.asarray(jax.jit(jax.vmap(value_at))(t), float)
-        value = values[0]
-        size = np.abs(values, where=np.isfinite(values), out=np.zeros(_STATES)).max()
-    else:
-        stats = list(generic_statistics(families, np.random.default_rng(0)).values())
+            return jnp.asarray(factor.energy_at(params, statistics, families), float)
 
-        def energy_at(statistics):
-            value = factor.evaluate(params, *statistics, families=scope)
-            return jnp.asarray(value, float)
-
-        with jax.default_matmul_precision("highest"):
-            value, slopes = jax.value_and_grad(energy_at)(stats)
-        terms = (jnp.vdot(jnp.abs(g), t) for g, t in zip(slopes, stats, strict=True))
+    if factor.affine:
+        t = generic_statistics(families, np.random.default_rng(0))
+        value, slopes = jax.value_and_grad(energy_at)(t)
+        terms = (jnp.vdot(jnp.abs(slopes[b]), t[b]) for b in families)
         size = abs(float(value)) + sum(map(float, terms))
+    else:
+        t = random_statistics(families, families, _STATES)
+        values = np.asarray(jax.jit(jax.vmap(energy_at))(t))
+        value = values[0]
+        size = np.where(np.isfinite(values), np.abs(values), 0).max()
     return [x if np.isfinite(x) else None for x in (float(value), float(size))]
 
 

@@ -74,8 +74,8 @@ class SplitBlock(Split):
     def fast_paths(self) -> tuple[Local | Terms | PairTerms | None, ...]:
         """Fast path of each factor of :attr:`inner_factors`, else its terms, if it has them."""
         return tuple(
-            Terms.find(f, self.families, self) if local is None else local
-            for f, local in zip(self.inner_factors, self.locals, strict=True)
+            f.local(self.families, self) or Terms.find(f, self.families, self)
+            for f in self.inner_factors
         )
 
     def evaluations(self, factor: Factor) -> int:
@@ -90,28 +90,17 @@ class SplitBlock(Split):
         changes = self.num_parts if is_shared else self.family.size
         return changes * len(values.statistics)
 
-    @property
-    def locals(self) -> tuple[Local | None, ...]:
-        """Fast path of each factor of :attr:`inner_factors`, if it has one."""
-        return tuple(
-            f.local({self.block: self.family}, self) for f in self.inner_factors
-        )
-
 
 def split_blocks(
     families: Families, factors: Sequence[Factor]
 ) -> dict[str, SplitBlock]:
     """Split every block whose units interact."""
-    pairs: dict[str, list[np.ndarray | None]] = {}
-    for factor in factors:
-        for block, edges in interactions(factor, families).items():
-            if edges is None or len(edges) or not factor.affine or factor.has_zeros:
-                pairs.setdefault(block, []).append(edges)
     splits = {}
-    for block, lists in pairs.items():
+    for block in dict.fromkeys(b for f in factors for b in f.blocks if f.splits(b)):
         inside = tuple(f for f in factors if f.splits(block))
         others = tuple(f for f in factors if block in f.blocks and f not in inside)
-        colors = _color_jointly(families[block].size, lists)
+        pairs = [interactions(f, families, block) for f in inside]
+        colors = _color_jointly(families[block].size, pairs)
         splits[block] = SplitBlock(
             block, families[block], colors, families, inside, others
         )

@@ -13,7 +13,7 @@ parameter :math:`\eta` solves
 any order. Statistics that are no states, such as means, are no valid inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 import math
 from typing import NamedTuple
@@ -25,10 +25,10 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 import jax.numpy as jnp
 
-from ebmpp.core import full_precision, sharding
+from ebmpp.core import Statistics, full_precision, sharding
 from ebmpp.errors import DeclarationError
-from ebmpp.families.family import Family
-from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
+from ebmpp.families.family import Families, Family
+from ebmpp.graph.factors.factor import Factor, FactorParams
 from ebmpp.graph.factors.zeros import BARRIER
 
 # floats of changed states that are evaluated at once
@@ -61,9 +61,10 @@ def values_of(family: Family) -> Values | None:
     return Values(table, np.linalg.pinv(centered))
 
 
-def check_families(factor: Factor, scope: Scope) -> None:
+def check_families(factor: Factor, families: Families) -> None:
     """Refuse blocks whose units have no conditional under any energy."""
-    for block, family in zip(factor.blocks, scope, strict=True):
+    for block in factor.blocks:
+        family = families[block]
         if family.support.is_discrete and values_of(family) is None:
             raise DeclarationError(
                 f"{factor!r}: block {block!r} must be Bernoulli, Spin, Categorical or "
@@ -119,50 +120,52 @@ def natural_of_units(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def extended(
-    factor: Factor, scope: Scope, params: FactorParams, statistics: Sequence[Array]
+    factor: Factor, families: Families, params: FactorParams, statistics: Statistics
 ) -> Array:
     """Return the energy at one state, with the derivatives of its multi-affine extension.
 
     An infinite energy is that of a barrier.
+
+    :param statistics: of the blocks of the factor alone.
     """
-    return jnp.minimum(factor.evaluate(params, *statistics, families=scope), BARRIER)
+    return jnp.minimum(factor.energy_at(params, statistics, families), BARRIER)
 
 
 @partial(extended.defjvp, symbolic_zeros=True)
 @full_precision
 def _extended_jvp(
-    factor: Factor, scope: Scope, primals: tuple, tangents: tuple
+    factor: Factor, families: Families, primals: tuple, tangents: tuple
 ) -> tuple[Array, Array]:
     params, statistics = primals
-    change = _change_of_smooth(factor, scope, primals, tangents)
-    for i, direction in enumerate(tangents[1]):
-        if values_of(scope[i]) is None or _is_zero(direction):
+    real = {b: t for b, t in statistics.items() if values_of(families[b]) is None}
+
+    def energy_at(params, moved):
+        return extended(factor, families, params, {**statistics, **moved})
+
+    def raw_energy_at(params, moved):
+        return factor.energy_at(params, {**statistics, **moved}, families)
+
+    directions = {b: tangents[1][b] for b in real}
+    change = _change(raw_energy_at, (params, real), (tangents[0], directions))
+    for block, direction in tangents[1].items():
+        if block in real or _is_zero(direction):
             continue
-
-        def energy_at(t, i=i):
-            moved = [*statistics[:i], t, *statistics[i + 1 :]]
-            return extended(factor, scope, params, moved)
-
-        units = np.arange(scope[i].size)
-        eta = natural_of_units(energy_at, scope[i], statistics[i], units)
+        family = families[block]
+        eta = natural_of_units(
+            lambda t, block=block: energy_at(params, {block: t}),
+            family,
+            statistics[block],
+            np.arange(family.size),
+        )
         change = change - jnp.vdot(eta.reshape(direction.shape), direction)
-    return extended(factor, scope, params, statistics), change
+    return energy_at(params, {}), change
 
 
-def _change_of_smooth(
-    factor: Factor, scope: Scope, primals: tuple, tangents: tuple
-) -> Array:
-    """Return the change of the energy along the tangents of params and real-valued blocks."""
+def _change(fn: Callable[..., Array], primals: tuple, tangents: tuple) -> Array:
+    """Return the change of a function along those of the tangents that are not zero."""
     leaves, structure = jax.tree.flatten(primals)
-    is_finite = [values_of(family) is not None for family in scope]
-    num_params = len(leaves) - len(scope)
     directions = jax.tree.leaves(tangents, is_leaf=_is_zero)
-    moving = [
-        i
-        for i, direction in enumerate(directions)
-        if not _is_zero(direction)
-        and not (i >= num_params and is_finite[i - num_params])
-    ]
+    moving = [i for i, direction in enumerate(directions) if not _is_zero(direction)]
     if not moving:
         return jnp.zeros(())
 
@@ -170,8 +173,7 @@ def _change_of_smooth(
         current = list(leaves)
         for i, leaf in zip(moving, moved, strict=True):
             current[i] = leaf
-        params, statistics = jax.tree.unflatten(structure, current)
-        return factor.evaluate(params, *statistics, families=scope)
+        return fn(*jax.tree.unflatten(structure, current))
 
     starts = [leaves[i] for i in moving]
     return jax.jvp(value_at, starts, [directions[i] for i in moving])[1]

@@ -13,7 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import HashableArray, checks
+from ebmpp.core import HashableArray, Statistics, checks
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.lateral import Local, Pairs, Split
@@ -139,7 +139,7 @@ class Factor:
 
     def splits(self, block: str) -> bool:
         """Return True if units of a block are drawn in parts because of this factor."""
-        is_lateral = any(name == block for name, _ in self.lateral)
+        is_lateral = any(b == block and len(pairs.array) for b, pairs in self.lateral)
         is_evaluated = self.has_zeros or not self.affine
         return is_lateral or (is_evaluated and block in self.blocks)
 
@@ -196,11 +196,22 @@ class Factor:
         """Return the arguments that are shown between the blocks and the name."""
         return [] if self.affine else ["affine=False"]
 
+    def scope(self, families: Families) -> Scope:
+        """Return the families of its blocks."""
+        return tuple(families[b] for b in self.blocks)
+
     def evaluate(
         self, params: FactorParams, *statistics: Array, families: Scope
     ) -> Array:
         """Return the energy of one state, a scalar."""
         return self.energy(params, *statistics)
+
+    def energy_at(
+        self, params: FactorParams, statistics: Statistics, families: Families
+    ) -> Array:
+        """Return the energy of one state, given its statistics by block."""
+        inputs = (statistics[b] for b in self.blocks)
+        return self.evaluate(params, *inputs, families=self.scope(families))
 
     def init_params(self, rng_key: Array, families: Families) -> FactorParams:
         """Return initial params without a scheme."""
@@ -230,6 +241,15 @@ class Factor:
     def row_axes(self, families: Families) -> int | None:
         """Return how many leading axes of the params index matrix rows: 0 for a vector, or None."""
         return None
+
+
+def call_cached(fn: Any, *arguments: Any) -> Any:
+    """Call a function with an ``lru_cache``, which cannot hold custom families with lists."""
+    try:
+        hash(arguments)
+    except TypeError:
+        return fn.__wrapped__(*arguments)
+    return fn(*arguments)
 
 
 def is_positive_int(value: Any) -> bool:

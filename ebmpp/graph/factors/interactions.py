@@ -16,49 +16,46 @@ from ebmpp.core import Edges, checks, sharding
 from ebmpp.dependence.program import Program
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import DeclarationError
-from ebmpp.families.family import Families, Family
+from ebmpp.families.family import Families
 from ebmpp.graph.factors import evaluation
-from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
-
-#: Pairs of units that interact by block; None where each interacts with every other.
-Interactions = dict[str, Edges | None]
+from ebmpp.graph.factors.factor import Factor, FactorParams, Scope, call_cached
 
 
-def interactions(factor: Factor, families: Families) -> Interactions:
-    """Return the pairs of units of each block that interact.
+def interactions(factor: Factor, families: Families, block: str) -> Edges | None:
+    """Return the pairs of units of a block that interact; None where all do.
 
     :raises DeclarationError: for an energy that is not affine in a block of counts, or
         that fails.
     """
-    declared: Interactions = dict(factor.edges(families))
+    declared = factor.edges(families)
     if factor.affine:
-        separate = factor.blocks if factor.has_zeros else ()
-        return {b: np.empty((0, 2), np.int64) for b in separate} | declared
-    scope = tuple(families[b] for b in factor.blocks)
-    evaluation.check_families(factor, scope)
-    traced = terms_of(factor, scope, jnp.result_type(float))
-    for block, family in zip(factor.blocks, scope, strict=True):
-        if block not in declared:
-            declared[block] = _pairs_of(traced, block, family)
-    return declared
+        return declared.get(block, np.empty((0, 2), np.int64))
+    evaluation.check_families(factor, families)
+    traced = terms_of(factor, families)
+    if block in declared:
+        return declared[block]
+    inside = traced.numbers[block]
+    if traced.reads_all(inside) or traced.edges is None:
+        return None
+    edges = traced.edges
+    is_inside = ((inside.start <= edges) & (edges < inside.stop)).all(1)
+    width = math.prod(families[block].stat_shape)
+    pairs = np.unique((edges[is_inside] - inside.start) // width, axis=0)
+    return pairs[pairs[:, 0] != pairs[:, 1]]
 
 
 def can_be_infinite(factor: Factor, families: Families) -> bool:
     """Return True if states of probability zero are declared, or traced as a constant."""
     if factor.affine:
         return factor.has_zeros
-    scope = tuple(families[b] for b in factor.blocks)
-    program = terms_of(factor, scope, jnp.result_type(float)).program
-    return any(np.isposinf(c).any() for c in program.constants.values())
+    constants = terms_of(factor, families).program.constants.values()
+    return any(np.isposinf(c).any() for c in constants)
 
 
-def terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
+def terms_of(factor: Factor, families: Families) -> SumOfTerms:
     """Return the energy as a sum of terms in the statistics, whatever the params."""
-    try:
-        hash((factor, scope))
-    except TypeError:  # a custom family or energy that holds a list
-        return _terms_of.__wrapped__(factor, scope, floats)
-    return _terms_of(factor, scope, floats)
+    scope = factor.scope(families)
+    return call_cached(_terms_of, factor, scope, jnp.result_type(float))
 
 
 @lru_cache(maxsize=128)
@@ -74,8 +71,7 @@ def _terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
 
         def energy(sites, siblings, _):
             params = jax.tree.unflatten(structure, siblings.values())
-            inputs = (sites[b] for b in factor.blocks)
-            return as_scalar(factor, factor.evaluate(params, *inputs, families=scope))
+            return as_scalar(factor, factor.energy_at(params, sites, families))
 
         try:
             program = Program(energy, sites, dict(enumerate(leaves)), [])
@@ -84,18 +80,6 @@ def _terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
         except Exception as error:
             raise energy_failed(factor, scope, params, error) from error
         return SumOfTerms(program, [], {}, products=False)
-
-
-def _pairs_of(traced: SumOfTerms, block: str, family: Family) -> Edges | None:
-    """Return the pairs of units of one block that a term reads both of."""
-    inside = traced.numbers(block)
-    if traced.reads_all(inside) or traced.edges is None:
-        return None
-    edges = traced.edges
-    is_inside = ((inside.start <= edges) & (edges < inside.stop)).all(1)
-    units = (edges[is_inside] - inside.start) // math.prod(family.stat_shape)
-    pairs = np.unique(units, axis=0)
-    return pairs[pairs[:, 0] != pairs[:, 1]]
 
 
 def as_scalar(factor: Factor, value: Any) -> Array:

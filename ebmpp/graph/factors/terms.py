@@ -54,10 +54,9 @@ class Terms:
         """Return the terms of a factor; None where they do not help."""
         if not factor.affine and values_of(split.family) is None:
             return None
-        scope = tuple(families[b] for b in factor.blocks)
-        traced = terms_of(factor, scope, jnp.result_type(float))
+        traced = terms_of(factor, families)
         width = math.prod(split.family.stat_shape)
-        are_pairs = len(scope) == 1 and traced.most_together <= 2 * width
+        are_pairs = len(factor.blocks) == 1 and traced.most_together <= 2 * width
         # parts of one unit share no evaluation
         is_shared = not factor.affine and split.num_parts < split.family.size
         if not traced.live or not (are_pairs or is_shared):
@@ -77,8 +76,8 @@ class Terms:
     @property
     def values(self) -> np.ndarray:
         """Statistics at which units are evaluated: of all values, or 0 and the unit vectors."""
-        values = None if self.factor.affine else values_of(self.split.family)
-        if values is not None:
+        values = values_of(self.split.family)
+        if values is not None and not self.factor.affine:
             return values.statistics
         width = math.prod(self.split.family.stat_shape)
         return np.eye(width + 1, width, -1)
@@ -157,7 +156,7 @@ class Terms:
 
 def _reads(traced: SumOfTerms, split: Split) -> np.ndarray:
     """Return the sorted pairs of a unit and an element of the concatenated terms that reads it."""
-    inside = traced.numbers(split.block)
+    inside = traced.numbers[split.block]
     width = math.prod(split.family.stat_shape)
     lists = [np.empty((0, 2), np.int64)]
     start = 0
