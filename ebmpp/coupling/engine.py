@@ -51,6 +51,7 @@ from ebmpp.coupling.slots import (
     Window,
     slot_loops,
     slots_for,
+    start_rows,
 )
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import Clamped
@@ -278,12 +279,8 @@ class _Engine:
         target = self.target
         if jobs.clamped is not None:
             target = dataclasses.replace(target, fixed=jobs.clamped)
-
-        def draw(start):
-            return start.rows(target) if isinstance(start, Fresh) else dict(start)
-
-        x = draw(jobs.x)
-        return x, x if jobs.y is None else draw(jobs.y)
+        x = start_rows(jobs.x, target)
+        return x, x if jobs.y is None else start_rows(jobs.y, target)
 
     def _advance(
         self, run: _Run, x: Rows, numbers: Counts, valid: RowMask

@@ -20,7 +20,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Blocks, Key, Keys, Rows, compiled, num_rows, random, sharding
-from ebmpp.coupling.slots import Fresh
+from ebmpp.coupling.slots import Fresh, start_rows
 from ebmpp.moves.mixture import largest_weight
 from ebmpp.moves.move import Move, draw_sweep, num_proposals
 from ebmpp.moves.sweeps import mixture_of
@@ -183,9 +183,8 @@ def _run(
 
     Proposals of the second half are counted.
     """
-    target = target.take(np.arange(len(keys))) if target.num_rows > 1 else target
-    x = jax.tree.map(lambda a: a[: len(keys)], x)
-    start = x.rows(target) if isinstance(x, Fresh) else dict(x)
+    target = target.take(np.arange(len(keys)))
+    start = start_rows(jax.tree.map(lambda a: a[: len(keys)], x), target)
 
     def sweep(t, carry):
         x, total = carry

@@ -149,6 +149,11 @@ class Fresh:
         return target.starts(draw, self.keys)
 
 
+def start_rows(starts: Rows | Fresh, target: Target) -> Blocks:
+    """Return starting states as rows, drawn if need be."""
+    return starts.rows(target) if isinstance(starts, Fresh) else dict(starts)
+
+
 class Job(NamedTuple):
     """Inputs of the jobs, each with a leading axis."""
 

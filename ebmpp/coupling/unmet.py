@@ -11,7 +11,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.core import Chains, Key, Keys, Rows, compiled, random, sharding
-from ebmpp.coupling.slots import Fresh, Window
+from ebmpp.coupling.slots import Fresh, Window, start_rows
 from ebmpp.graph import energy
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, one_chain, stack_chains
 from ebmpp.moves.target import Target
@@ -43,7 +43,7 @@ def describe_unmet(
         return a[rows] if len(a) == len(met) else a
 
     x, y = jax.tree.map(of_rows, (x, y))
-    target = target.take(rows) if target.num_rows > 1 else target
+    target = target.take(rows)
     keys = random.fold_in(key, rows)
     limits = np.array([window.lag, window.max_sweeps], np.uint32)
     z = sharding.to_host(_ends(target, moves, x, y, keys, limits))
@@ -68,10 +68,8 @@ def _ends(
     limits: Array,
 ) -> Chains:
     """Return both chains of pairs when the leading ones have made ``limits[1]`` sweeps."""
-    start, follower = (
-        a.rows(target) if isinstance(a, Fresh) else dict(a)
-        for a in (x, x if y is None else y)
-    )
+    start = start_rows(x, target)
+    follower = start if y is None else start_rows(y, target)
     lag, most = limits
 
     def lead(t, x):

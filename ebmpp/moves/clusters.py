@@ -30,8 +30,15 @@ from ebmpp.families import Family
 from ebmpp.graph import Factor, FactorGraph, energy, states
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.pairwise import Adjacency, table
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Layer, Move, both_as_rows, with_invalid
+from ebmpp.moves.couplings import Attempt, Trial
+from ebmpp.moves.move import (
+    Drawn,
+    Layer,
+    Move,
+    both_as_rows,
+    final_attempt,
+    with_invalid,
+)
 from ebmpp.moves.target import Target
 
 _UNROLLED = 8  # neighbours of a unit that are visited in a Python loop
@@ -117,9 +124,6 @@ class Clusters(Move["_Fields"]):
                     hint="BlockedGibbs takes any weights.",
                 )
 
-    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        return (*graph.neighbours([self.block]), self.block)
-
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         fields = self._fields(target, x)
         new, broken = self._redraw(target, fields, x[self.block], keys)
@@ -138,15 +142,8 @@ class Clusters(Move["_Fields"]):
     ) -> Attempt:
         rows = both_as_rows(z)[self.block]
         new, broken = self._redraw(target.twice(), focused, rows, trial.keys)
-        x, y = new.reshape(z[self.block].shape)
-        # fields of equal states may differ in their last bits
-        y = where_rows(trial.same, x, y)
-        return Attempt.final(
-            {self.block: x},
-            {self.block: y},
-            jnp.full(len(trial.keys), broken),
-            {self.block: trial.same},
-        )
+        chains = {self.block: new.reshape(z[self.block].shape)}
+        return final_attempt(chains, trial, jnp.full(len(trial.keys), broken))
 
     def _fields(self, target: Target, x: Rows) -> "_Fields":
         graph = target.graph

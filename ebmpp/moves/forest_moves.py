@@ -24,7 +24,7 @@ from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.moves import forests
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.couplings import Attempt, Trial
 from ebmpp.moves.forests.tables import ForestTables
 from ebmpp.moves.gibbs import keep_observed
 from ebmpp.moves.move import (
@@ -32,8 +32,8 @@ from ebmpp.moves.move import (
     Layer,
     Move,
     both_as_rows,
+    final_attempt,
     one_chain,
-    rows_equal,
     stack_chains,
 )
 from ebmpp.moves.target import Target
@@ -130,11 +130,8 @@ class Forests(Move[tuple[Array, Array]]):
             x = one_chain(z, chain)
             return keep_observed(target.keep, x, tables.put(x, states[chain]))
 
-        x = new(0)
-        # tables of equal states may differ in their last bits
-        y = {b: where_rows(trial.same, x[b], v) for b, v in new(1).items()}
-        together = {b: rows_equal(v) for b, v in stack_chains(x, y).items()}
-        return Attempt.final(x, y, jnp.isnan(unary).any((0, 2, 3)), together)
+        both = stack_chains(new(0), new(1))
+        return final_attempt(both, trial, jnp.isnan(unary).any((0, 2, 3)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -63,8 +63,8 @@ Flags = Mapping[str, Bool[Array, "rows ..."]]
 class Move(abc.ABC, Generic[Prepared]):
     """One step of a sweep: an immutable, hashable value. Base class.
 
-    A subclass defines ``blocks``, ``reads``, ``draw`` and ``attempt``, and overrides
-    what else differs.
+    A subclass defines ``blocks``, ``draw`` and ``attempt``, and overrides what else
+    differs.
     """
 
     blocks: tuple[str, ...]
@@ -86,9 +86,15 @@ class Move(abc.ABC, Generic[Prepared]):
     def check_params(self, graph: FactorGraph, params: Params) -> None:
         """Raise an error if these params are not accepted."""
 
-    @abc.abstractmethod
     def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """Return the blocks on which the draw depends: chains that agree there are moved alike."""
+        """Return the blocks on which the draw depends: chains that agree there are moved alike.
+
+        By default these are ``blocks`` and all that shares a factor with one of them or
+        with one that is summed out.
+        """
+        around = graph.neighbours((*self.blocks, *self.marginalize))
+        names = dict.fromkeys((*self.blocks, *around))
+        return tuple(b for b in names if b not in self.marginalize)
 
     @abc.abstractmethod
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
@@ -223,6 +229,19 @@ def rows_equal(z: Shaped[Array, "2 rows ..."]) -> RowMask:
     differs = (z[0] != z[1]).reshape(z.shape[1], -1)
     # a sum: XLA makes three kernels of a reduction of booleans, and one of a sum
     return differs.astype(jnp.result_type(float)).sum(-1) == 0
+
+
+def final_attempt(
+    z: Chains, trial: Trial, broken: RowMask, num_accepted: Counts | int = 0
+) -> Attempt:
+    """Return the attempt in which both chains of every row accept their values ``z``.
+
+    Chains with one distribution get the leading one's values: a shared value that is
+    computed twice may be rounded differently.
+    """
+    y = {b: where_rows(trial.same, v[0], v[1]) for b, v in z.items()}
+    together = {b: trial.same | rows_equal(v) for b, v in z.items()}
+    return Attempt.final(one_chain(z, 0), y, broken, together, num_accepted)
 
 
 def update_flags(

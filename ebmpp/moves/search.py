@@ -30,7 +30,6 @@ from ebmpp.core import (
     State,
     compiled,
     is_concrete,
-    num_rows,
     random,
 )
 from ebmpp.errors import StateError
@@ -50,7 +49,7 @@ _FEWEST = 20  # rows from which on units that differ are known to be stuck
 
 
 class Search(NamedTuple):
-    """State of searches, one per row."""
+    """Results of searches, one per row."""
 
     x: Blocks
     """Full states."""
@@ -58,51 +57,49 @@ class Search(NamedTuple):
     """Unnormalised log-density of each row."""
     steps: Counts
     """Number of passes over the layers that changed the state."""
-    going: RowMask
-    """True if the last pass did; otherwise the search is over."""
 
 
-def begin(target: Target, x: Rows, keys: Keys) -> Search:
-    """Start each row at a random layer, with a first pass from there to the last layer.
+def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
+    """Make passes until no row changes, from a random layer or, without keys, from the first."""
+    start = dict(x)
+    if keys is not None:
+        start = _first_pass(target, x, keys)
+    is_new = ~_rows_equal(start, x)
+
+    def step(carry):
+        number, past, x, steps, going = carry
+        moved = dict(x)
+        for blocks in target.layers:
+            moved |= _modes(target, moved, blocks)
+        # the density does not decide: in float32 the energy of many units may not
+        # change with one of them
+        going &= ~_rows_equal(moved, x)
+        x = {b: where_rows(going, moved[b], v) for b, v in x.items()}
+        steps += going.astype(steps.dtype)
+        # a cycle by rounding
+        going &= ~_rows_equal(x, past)
+        store = number & (number - 1) == 0
+        past = {b: jnp.where(store, v, past[b]) for b, v in x.items()}
+        return number + 1, past, x, steps, going
+
+    carry = jnp.int32(1), start, start, is_new.astype(jnp.int32), jnp.ones_like(is_new)
+    _, _, x, steps, _ = lax.while_loop(lambda carry: carry[-1].any(), step, carry)
+    return Search(x, energy.log_density(target.graph, target.params, x), steps)
+
+
+def _first_pass(target: Target, x: Rows, keys: Keys) -> Blocks:
+    """Make a pass of each row from a random layer to the last one.
 
     With two layers this is the random order of Taniguchi et al. (2023), Algorithms 1
     and 5.
     """
-    search = _unimproved(target, x)
     first = random.words(keys, 1)[:, 0] % jnp.uint32(len(target.layers))
     moved = dict(x)
     for index, blocks in enumerate(target.layers):
         at = (first > 0) & (first <= index)
         for b, mode in _modes(target, moved, blocks).items():
             moved[b] = where_rows(at, mode, moved[b])
-    return _improve(target, search, moved)._replace(going=search.going)
-
-
-def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
-    """Make passes until no row changes, from a random layer or, without keys, from the first."""
-    start = _unimproved(target, x) if keys is None else begin(target, x, keys)
-
-    def step(carry):
-        number, past, search = carry
-        moved = dict(search.x)
-        for blocks in target.layers:
-            moved |= _modes(target, moved, blocks)
-        search = _improve(target, search, moved)
-        # a cycle by rounding
-        going = search.going & ~_rows_equal(search.x, past)
-        store = number & (number - 1) == 0
-        past = {b: jnp.where(store, v, past[b]) for b, v in search.x.items()}
-        return number + 1, past, search._replace(going=going)
-
-    carry = (jnp.int32(1), start.x, start)
-    _, _, search = lax.while_loop(lambda carry: carry[2].going.any(), step, carry)
-    return search
-
-
-def _unimproved(target: Target, x: Rows) -> Search:
-    rows = num_rows(x)
-    value = energy.log_density(target.graph, target.params, x)
-    return Search(dict(x), value, jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool))
+    return moved
 
 
 def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
@@ -110,18 +107,6 @@ def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
         return {b: families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
 
     return visit(target, x, blocks, new)
-
-
-def _improve(target: Target, search: Search, moved: Rows) -> Search:
-    """Take ``moved`` where it is another state; rows whose search is over stay.
-
-    The density does not decide: in float32 the energy of many units may not change with
-    one of them.
-    """
-    changed = search.going & ~_rows_equal(moved, search.x)
-    x = {b: where_rows(changed, moved[b], v) for b, v in search.x.items()}
-    value = energy.log_density(target.graph, target.params, x)
-    return Search(x, value, search.steps + changed.astype(search.steps.dtype), changed)
 
 
 def _rows_equal(x: Rows, y: Rows) -> RowMask:

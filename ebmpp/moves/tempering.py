@@ -51,8 +51,8 @@ from ebmpp.moves.move import (
     Move,
     both_as_rows,
     coupled_sweep,
+    final_attempt,
     one_chain,
-    rows_equal,
     stack_chains,
 )
 from ebmpp.moves.rungs import reference_of
@@ -208,7 +208,6 @@ class TemperedSweep(Move[None]):
     layers: tuple[Move, ...]
     summed: tuple[str, ...] = ()
     hottest: float = 1.0
-    proposes = 0  # swaps are not counted with Metropolis proposals
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -264,9 +263,8 @@ class TemperedSweep(Move[None]):
             return z, broken.any(-1) | has_nan
 
         z, broken = lax.scan(half, dict(z), jnp.arange(2))
-        x, y = ({b: z[b][i] for b in self.blocks} for i in range(2))
-        together = {b: rows_equal(z[b]) for b in self.blocks}
-        return Attempt.final(x, y, broken.any(0), together)
+        moved = {b: z[b] for b in self.blocks}
+        return final_attempt(moved, trial, broken.any(0))
 
     def _couple(
         self, ensemble: Ensemble, z: Chains, keys: Keys, most: Array | int

@@ -38,8 +38,8 @@ from ebmpp.coupling.slots import check_window
 from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import InitParams
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
-from ebmpp.moves.move import Drawn, Move, one_chain, rows_equal, stack_chains
+from ebmpp.moves.couplings import Attempt, Trial
+from ebmpp.moves.move import Drawn, Move, final_attempt, one_chain, stack_chains
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.traced import contents
@@ -281,7 +281,7 @@ class _Sweep(Move):
         def of_row(z, key):
             return self.kernel.single(z, key, _call(target.params))
 
-        return in_chunks(of_row, _ROWS, dict(x), keys), jnp.zeros(len(keys), jnp.int32)
+        return in_chunks(of_row, _ROWS, dict(x), keys), 0
 
     def attempt(
         self, target: Target, focused: None, z: Chains, trial: Trial
@@ -292,8 +292,4 @@ class _Sweep(Move):
         x, y, broken = in_chunks(
             of_row, _SLOTS, one_chain(z, 0), one_chain(z, 1), trial.keys
         )
-        are_equal = {
-            b: rows_equal(v) | trial.same for b, v in stack_chains(x, y).items()
-        }
-        y = {b: where_rows(are_equal[b], x[b], v) for b, v in y.items()}
-        return Attempt.final(x, y, broken, are_equal)
+        return final_attempt(stack_chains(x, y), trial, broken)

@@ -48,9 +48,8 @@ from ebmpp.moves.gradients.density import check_blocks, local_density, surroundi
 from ebmpp.moves.move import (
     Drawn,
     Move,
+    final_attempt,
     one_chain,
-    rows_equal,
-    stack_chains,
     with_invalid,
 )
 from ebmpp.moves.target import Target
@@ -240,9 +239,6 @@ class Hamiltonian(Move[None]):
         hint = "Move it by Layer or, if finite, by Informed."
         check_blocks(self, graph, _is_real, "of real numbers or angles", hint)
 
-    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        return *self.blocks, *graph.neighbours(self.blocks)
-
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         z = {b: v[None] for b, v in x.items()}
         new, accepted, broken = self._transition(target, z, keys)
@@ -252,11 +248,7 @@ class Hamiltonian(Move[None]):
         self, target: Target, focused: None, z: Chains, trial: Trial
     ) -> Attempt:
         new, accepted, broken = self._transition(target, z, trial.keys)
-        x = one_chain(new, 0)
-        # a shared value that is computed twice may be rounded differently
-        y = {b: where_rows(trial.same, x[b], v[1]) for b, v in new.items()}
-        together = {b: rows_equal(v) for b, v in stack_chains(x, y).items()}
-        return Attempt.final(x, y, broken.any(0), together, accepted.sum(0))
+        return final_attempt(new, trial, broken.any(0), accepted.sum(0))
 
     def _transition(
         self, target: Target, z: Chains, keys: Keys

@@ -56,6 +56,7 @@ from ebmpp.moves.move import (
     Move,
     as_chains,
     both_as_rows,
+    final_attempt,
     one_chain,
     rows_agree,
     rows_equal,
@@ -182,9 +183,6 @@ class Informed(Move[None]):
         hint = "Move it by Layer or, if real-valued, by Hamiltonian."
         check_blocks(self, graph, is_finite, "of finitely many values", hint)
 
-    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        return *self.blocks, *graph.neighbours(self.blocks)
-
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         states, count, broken = self._walk(target, x, keys)
         return with_invalid(broken, states.x), count
@@ -196,12 +194,9 @@ class Informed(Move[None]):
         # rows whose chains have one density
         shared = trial.same | rows_agree(trial.flags, around, len(trial.keys))
         states, *flat = self._walk(target.twice(), both_as_rows(z), trial.keys, shared)
-        new = as_chains(states.x)
         count, broken = (a.reshape(2, -1) for a in flat)
-        together = dict.fromkeys(self.blocks, trial.same)
-        return Attempt.final(
-            one_chain(new, 0), one_chain(new, 1), broken.any(0), together, count.sum(0)
-        )
+        new = as_chains(states.x)
+        return final_attempt(new, trial, broken.any(0), count.sum(0))
 
     def _walk(
         self, target: Target, x: Rows, keys: Keys, shared: RowMask | None = None
