@@ -34,12 +34,12 @@ from ebmpp.core import (
     fold_parts,
     full_precision,
     num_rows,
+    select,
 )
 from ebmpp.errors import IntractableError
 from ebmpp.families.family import Family
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors import Factor, evaluation, zeros
-from ebmpp.graph.factors.lateral import Split
+from ebmpp.graph.factors import Factor, evaluation, lateral, zeros
 from ebmpp.graph.factors.terms import Terms
 
 #: Factors to which a sum is restricted; None for all.
@@ -62,7 +62,7 @@ def energy(
     total = jnp.zeros(())
     for factor in graph.factors if factors is None else factors:
         weights = params[factor.name]
-        inputs = {b: statistics[b] for b in factor.blocks}
+        inputs = select(statistics, factor.blocks)
         if factor.affine or as_written:
             value = factor.energy_at(weights, inputs, graph.families)
         else:
@@ -124,7 +124,7 @@ def fields(graph: Declaration, params: Params, x: Rows) -> Eta:
         return -energy(graph, params, t, as_written=True)
 
     eta = jax.vmap(jax.grad(log_density_at))(graph.statistics(x))
-    return {b: eta[b] for b in x}
+    return select(eta, x)
 
 
 def saturated(graph: Declaration, eta: Eta) -> Eta:
@@ -177,7 +177,7 @@ def contributed(
     def log_density_at(t):
         return -energy(graph, params, {**statistics, **t}, factors)
 
-    return jax.grad(log_density_at)({b: statistics[b] for b in blocks})
+    return jax.grad(log_density_at)(select(statistics, blocks))
 
 
 def affine(
@@ -236,7 +236,7 @@ def natural_rows(
     graph: Declaration, params: Params, x: Rows, blocks: Sequence[str]
 ) -> Eta:
     """Return the natural parameters of ``blocks`` for each row; see :func:`natural`."""
-    scope = {b: x[b] for b in graph.scope(blocks)}
+    scope = select(x, graph.scope(blocks))
     if not scope:  # no neighbours: the same for every row
         eta = natural(graph, params, {}, blocks)
         rows = num_rows(x)
@@ -399,7 +399,7 @@ def part_context(
     scope = dict.fromkeys(
         b for f in split.outer_factors for b in f.blocks if b != block
     )
-    t = graph.statistics({b: x[b] for b in scope})
+    t = graph.statistics(select(x, scope))
 
     def eta_at(t):
         return natural(graph, params, t, [block], split.outer_factors)[block]
@@ -435,52 +435,43 @@ def natural_part(
     for factor, path, prepared in zip(
         split.inner_factors, split.fast_paths, context.prepared, strict=True
     ):
+        others = graph.statistics({b: x[b] for b in factor.blocks if b != block})
         if isinstance(path, Terms):
-            others = {b: x[b] for b in factor.blocks if b != block}
-            t = {b: jnp.moveaxis(v, 0, -1) for b, v in graph.statistics(others).items()}
-            eta = eta + path.field(prepared, t, statistics_at, part)
-            continue
-        if path is not None:
-            eta = eta + path.field(prepared, statistics_at, part)
-            continue
-        state = {
-            b: to_rows(units, split.family) if b == block else x[b]
-            for b in factor.blocks
-        }
-        t = graph.statistics(state)
-        if not factor.affine:
-            eta = eta + _evaluated(graph, params, t, factor, split, part)
-            continue
-
-        def eta_at(t, factor=factor):
-            return natural(graph, params, t, [block], [factor])[block]
-
-        all_units = to_units(jax.vmap(eta_at)(t), split.family)
-        eta = eta + split.take(all_units, part)
+            field = path.field(prepared, others, statistics_at, part)
+        elif path is not None:
+            field = path.field(prepared, statistics_at, part)
+        else:
+            here = split.family.statistics(to_rows(units, split.family))
+            t = {**others, block: here}
+            field = _field(graph, params, t, factor, split, part)
+        eta = eta + field
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
     eta = jnp.moveaxis(eta, 0, 1)
     return mask_natural(split.part_family(part), split.mask(part), eta)
 
 
-def _evaluated(
+def _field(
     graph: Declaration,
     params: Params,
     t: Rows,
     factor: Factor,
-    split: Split,
+    split: lateral.Split,
     part: Array | int,
-) -> Float[Array, "units rows ..."]:
-    """Return the terms of a factor that is not affine in the natural parameters of a part."""
+) -> lateral.Field:
+    """Return the terms of a factor without fast path in the natural parameters of a part."""
+    block = split.block
+    family = split.family
 
     def eta_at(row):
         def energy_at(statistics):
-            return energy(graph, params, {**row, split.block: statistics}, [factor])
+            return energy(graph, params, {**row, block: statistics}, [factor])
 
-        here = row[split.block]
-        rows = num_rows(t)
-        return evaluation.natural_of_units(
-            energy_at, split.family, here, split.at(part), rows
-        )
+        here = row[block]
+        if factor.affine:
+            eta = -jax.grad(energy_at)(here)
+            return split.take(eta.reshape(family.size, *family.stat_shape), part)
+        units = split.at(part)
+        return evaluation.natural_of_units(energy_at, family, here, units, num_rows(t))
 
     return jax.vmap(eta_at, out_axes=1)(t)
 

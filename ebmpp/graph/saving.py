@@ -25,17 +25,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import HashableArray, Numbers, Params, archive, checks
 from ebmpp.errors import SavedFileError
-from ebmpp.families import (
-    Bernoulli,
-    Binomial,
-    Categorical,
-    Exponential,
-    Family,
-    Gaussian,
-    Poisson,
-    Spin,
-    VonMises,
-)
+import ebmpp.families
+from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise, Table
 from ebmpp.graph.factors.probe import (
@@ -50,16 +41,7 @@ from ebmpp.graph.states import ordered_params
 Description = Mapping[str, PyTree]
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
-_FAMILIES = (
-    Bernoulli,
-    Binomial,
-    Categorical,
-    Exponential,
-    Gaussian,
-    Poisson,
-    Spin,
-    VonMises,
-)
+_FAMILIES = tuple(getattr(ebmpp.families, name) for name in ebmpp.families.__all__)
 _FACTORS = (Bias, Bilinear, Convolution, Pairwise, Table)
 #: Classes that a file describes completely, by name; Linear has a function.
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}

@@ -109,14 +109,12 @@ def split_blocks(
 
 def _color_jointly(size: int, lists: Sequence[np.ndarray | None]) -> np.ndarray:
     """Return a colour per unit, given the pairs of several factors; None for all pairs."""
-    known = [edges for edges in lists if edges is not None]
+    known = [np.sort(edges, axis=1) for edges in lists if edges is not None]
     if len(known) < len(lists):
         return np.arange(size)
-    edges = np.concatenate(known)
-    if len(lists) > 1:  # several factors may repeat a pair
-        _, first = np.unique(np.sort(edges, axis=1), axis=0, return_index=True)
-        edges = edges[np.sort(first)]
-    return color_units(size, edges)
+    if len(known) > 1:  # several factors may repeat a pair
+        known = [np.unique(np.concatenate(known), axis=0)]
+    return color_units(size, *known)
 
 
 def color_units(size: int, edges: np.ndarray) -> np.ndarray:

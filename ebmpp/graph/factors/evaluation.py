@@ -110,11 +110,7 @@ def natural_of_units(
         return natural_of_energies(family, jax.vmap(energy_of)(table))
 
     count = max(1, _MOST_IN_FLIGHT // (flat.size * len(table) * rows))
-    units = jnp.asarray(units)
-    if count >= len(units):
-        eta = jax.vmap(natural_at)(units)
-    else:
-        eta = lax.map(natural_at, units, batch_size=count)
+    eta = lax.map(natural_at, jnp.asarray(units), batch_size=count)
     return eta.reshape(-1, *family.stat_shape)
 
 
@@ -162,7 +158,7 @@ def _extended_jvp(
 
 
 def _change(fn: Callable[..., Array], primals: tuple, tangents: tuple) -> Array:
-    """Return the change of a function along those of the tangents that are not zero."""
+    """Return the change of a function along the tangents that are not zero."""
     leaves, structure = jax.tree.flatten(primals)
     directions = jax.tree.leaves(tangents, is_leaf=_is_zero)
     moving = [i for i, direction in enumerate(directions) if not _is_zero(direction)]

@@ -17,7 +17,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, Numbers, checks, compiled, expand, full_precision
+from ebmpp.core import Eta, Numbers, checks, compiled, expand, full_precision, select
 from ebmpp.dependence.program import Program
 from ebmpp.dependence.rules import is_polynomial
 from ebmpp.errors import DeclarationError, NotMultiAffineError
@@ -157,10 +157,10 @@ def _moves(
 ) -> list[_Move]:
     """Return a move between random points, and then moves between states."""
     floats = np.dtype(jnp.result_type(float))
+    scope = select(families, factor.blocks)
 
     def random_point():
-        shapes = [families[b].statistic_shape for b in factor.blocks]
-        return [generator.uniform(0.1, 0.9, shape).astype(floats) for shape in shapes]
+        return list(map(np.asarray, generic_statistics(scope, generator).values()))
 
     moves = [_Move(random_point(), random_point())]
     statistics = jax.device_get(
@@ -339,12 +339,10 @@ def random_statistics(families: Families, blocks: Iterable[str], rows: int) -> E
 
 def generic_statistics(families: Families, generator: np.random.Generator) -> Eta:
     """Return random numbers in place of the statistics of one state."""
-    floats = jnp.result_type(float)
-
-    def draw(family):
-        return jnp.asarray(generator.uniform(0.1, 0.9, family.statistic_shape), floats)
-
-    return {b: draw(family) for b, family in families.items()}
+    return {
+        b: jnp.asarray(generator.uniform(0.1, 0.9, f.statistic_shape), float)
+        for b, f in families.items()
+    }
 
 
 def with_noise(

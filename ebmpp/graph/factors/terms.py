@@ -98,7 +98,7 @@ class Terms:
     ) -> Field:
         """Return natural parameters of the units of ``part``.
 
-        :param others: statistics of the other blocks, with the rows last.
+        :param others: statistics of the other blocks, with the rows first.
         """
         split = self.split
         family = split.family
@@ -111,7 +111,7 @@ class Terms:
             value = value.reshape(*family.stat_shape, 1).astype(here.dtype)
             moved = jnp.where(is_here, value, here)
             moved = moved.reshape(*family.statistic_shape, -1)
-            elements = self.elements(prepared, {**others, split.block: moved})
+            elements = self.elements(prepared, moved, others)
             # rows are contiguous, so this is faster than a gather of a table
             return jax.ops.segment_sum(
                 elements[element], place, width, indices_are_sorted=True
@@ -129,17 +129,23 @@ class Terms:
         leaves = dict(enumerate(jax.tree.leaves(params)))
         return self.traced.program.inputs({**sites, **leaves}, [])
 
-    def elements(self, prepared: Prepared, sites: Mapping[str, Array]) -> Array:
-        """Return all terms times their coefficients at rows, ``(elements, rows)``."""
+    def elements(
+        self, prepared: Prepared, here: Array, others: Mapping[str, Array]
+    ) -> Array:
+        """Return all terms times their coefficients, ``(elements, rows)``.
+
+        :param here: statistics of the block, with the rows last.
+        """
         params, coefficients = prepared
 
-        def at_row(sites):
+        def at_row(here, others):
+            sites = {**others, self.split.block: here}
             values = self.traced.evaluate(self._inputs(params, sites), self.traced.live)
             terms = self.traced.multiply(coefficients, values)
             elements = jnp.concatenate([v.ravel() for v in terms.values()])
             return jnp.minimum(elements, BARRIER)
 
-        return jax.vmap(at_row, -1, -1)(sites)
+        return jax.vmap(at_row, (-1, 0), -1)(here, others)
 
     @functools.cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +233,7 @@ class PairTerms:
             states = table[pairs[side[:-1]]]  # (size, pairs of values, statistics)
             shape = terms.split.family.statistic_shape
             rows = jnp.asarray(np.moveaxis(states, 1, -1).reshape(*shape, -1))
-            elements = terms.elements(prepared, {terms.split.block: rows})
+            elements = terms.elements(prepared, rows, {})
             of_first = elements[self._ends.elements].reshape(-1, count, count)
             first = expand(side[self._ends.first], target=of_first)
             second = expand(side[self._ends.second], target=of_first)
