@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training runs of `fit`: estimators, history, batch order, failures and the progress bar.
 
-Tests training/fitting.py, training/loop.py, training/result.py, training/settings.py.
+Tests training/fitting.py, training/loop.py, training/result.py.
 """
 
 import dataclasses
