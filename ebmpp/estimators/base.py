@@ -321,9 +321,10 @@ def split_chains(chains: Rows, count: int) -> tuple[tuple[Blocks, ...], int]:
     """Return ``count`` groups of chains, or one per chain, and their common size."""
     rows = num_rows(chains)
     size = max(1, rows // count)
-    groups = []
-    for start in range(0, size * min(count, rows), size):
-        groups.append({b: v[start : start + size] for b, v in chains.items()})
+    groups = (
+        {b: v[start : start + size] for b, v in chains.items()}
+        for start in range(0, size * min(count, rows), size)
+    )
     return tuple(groups), size
 
 

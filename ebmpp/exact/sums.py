@@ -134,9 +134,10 @@ def _checked(value: Any, params: Params, plan: Plan) -> Any:
             f"{list(plan.integrated)} is not positive definite. Weaken the factors "
             "between them."
         )
-    sizes = {}
-    for name, param in params.items():
-        sizes[name] = float(np.abs(ravel_pytree(param)[0]).max(initial=0))
+    sizes = {
+        name: float(np.abs(ravel_pytree(param)[0]).max(initial=0))
+        for name, param in params.items()
+    }
     name = max(sizes, key=sizes.__getitem__)
     raise DomainError(
         f"factor {name!r}: params must give every state an energy that "

@@ -243,13 +243,11 @@ class ParallelTempering(RowKernel[TemperingState]):
         betas = state.betas
         if self.path is None and self.betas == "auto":
             betas = jnp.where(is_over, equalize(betas, state.rejection), betas)
-        return state._replace(
-            betas=betas,
-            rejection=jnp.where(is_over, 0, state.rejection),
-            count=jnp.where(is_over, 0, state.count),
-            label=jnp.where(is_over, 0, state.label),
-            round_trips=jnp.where(is_over, 0, state.round_trips),
-        )
+        counts: dict[str, Any] = {
+            name: jnp.where(is_over, 0, getattr(state, name))
+            for name in ("rejection", "count", "label", "round_trips")
+        }
+        return state._replace(betas=betas, **counts)
 
     def get_diagnostics_str(self, state: TemperingState) -> str:
         """Return numbers of sweeps and temperatures, acceptance of swaps, and round trips."""

@@ -135,17 +135,16 @@ def _means_table(
             f"{estimate.num_unmet} pairs did not meet, and means without them are biased.",
         )
         return
-    rows = []
-    for b in subject.graph.families:
-        rows.append(
-            {
-                "block": b,
-                "unbiased mean": float(estimate.value[b]),
-                "standard error": float(estimate.standard_error[b]),
-                "Gibbs chains": float(subject.gibbs.draws[b].mean()),
-                "training rows": float(np.mean(subject.train.get(b, np.nan))),
-            }
-        )
+    rows = [
+        {
+            "block": b,
+            "unbiased mean": float(estimate.value[b]),
+            "standard error": float(estimate.standard_error[b]),
+            "Gibbs chains": float(subject.gibbs.draws[b].mean()),
+            "training rows": float(np.mean(subject.train.get(b, np.nan))),
+        }
+        for b in subject.graph.families
+    ]
     section.table(
         "means", rows, "Mean value of a block's units, from the pairs and from chains."
     )

@@ -255,9 +255,10 @@ def _sample_pictures(
     graph = subject.graph
     family = graph.families[block]
     count = _COLUMNS * _PER_CHAIN
-    images = {}
-    for name, rows in subject.data.items():
-        images[f"{name} rows"] = _grey(family, rows[block][:count])
+    images = {
+        f"{name} rows": _grey(family, rows[block][:count])
+        for name, rows in subject.data.items()
+    }
     for name, chains in subject.chains(section).items():
         state = spread_draws(chains.draws, _COLUMNS, _PER_CHAIN)
         kind = "states"

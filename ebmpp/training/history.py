@@ -197,10 +197,11 @@ class Log:
         """Add the monitors' values at the params before ``step``."""
         if not self.monitors:
             return
-        row = {"monitor_step": step}
-        for name, monitor in self.monitors.items():
-            row[name] = _value(name, monitor, params, estimator_state)
-        self.monitored.append(Metrics((), ()), 1, row)
+        values = {
+            name: _value(name, monitor, params, estimator_state)
+            for name, monitor in self.monitors.items()
+        }
+        self.monitored.append(Metrics((), ()), 1, {"monitor_step": step, **values})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the history as arrays, for :meth:`load`."""
@@ -226,10 +227,11 @@ class Log:
         last = {name: float(v) for name, v in self.steps.last.items() if v == v}
         for name in {"meeting_time_mean", "meeting_time_max"} & last.keys():
             last[name] -= last.get("lag", 0)
-        line = {}
-        for name, column in COLUMNS.items():
-            if column.short and name in last:
-                line[column.short] = f"{last[name]:.3g}"
+        line = {
+            column.short: f"{last[name]:.3g}"
+            for name, column in COLUMNS.items()
+            if column.short and name in last
+        }
         if "log_likelihood" in last:
             line["log_likelihood"] = f"{last['log_likelihood']:.4g}"
             if "log_partition_error" in last:

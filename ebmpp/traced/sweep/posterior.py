@@ -122,9 +122,8 @@ class ModelDensity:
 
         program = info.program_of_trace(deterministic, self.sites)
         hidden = set(info.samples).difference(latent)
-        for name, slot in zip(info.deterministic, program.outputs):
-            if program.depends(slot):
-                hidden.add(name)
+        slots = zip(info.deterministic, program.outputs)
+        hidden.update(name for name, slot in slots if program.depends(slot))
 
         def model(*args, **kwargs):
             inner = _Masked(handlers.substitute(info.model, data=fixed), info.samples)
