@@ -38,8 +38,7 @@ from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
 from ebmpp.estimators.phases import Phase
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
-from ebmpp.moves import Target, gibbs_sweep, mixture, search
-from ebmpp.moves.couplings import where_rows
+from ebmpp.moves import Target, gibbs_sweep, mixture, search, where_rows
 from ebmpp.moves.mixture import has_costly_sweeps
 from ebmpp.moves.move import Move, refuse_interacting
 from ebmpp.moves.sweeps import as_coupling, mixture_of, resolve_moves

@@ -37,8 +37,7 @@ from ebmpp.exact import coupling_from_the_past as clusters, enumeration
 from ebmpp.exact.coupling_from_the_past import check_graph, couple_from_the_past, slopes
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import FactorGraph, energy, states
-from ebmpp.moves import Layer, Target, gibbs
-from ebmpp.moves.couplings import where_rows
+from ebmpp.moves import Layer, Target, gibbs, where_rows
 
 #: default number of sweeps into the past after which coupling gives up
 MAX_SWEEPS = 2**16

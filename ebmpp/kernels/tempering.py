@@ -14,9 +14,8 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, check_models, summed_blocks
-from ebmpp.core import Blocks, Counts, Eta, Params, checks
+from ebmpp.core import Blocks, Counts, Eta, Params, checks, is_concrete
 from ebmpp.graph import FactorGraph
-from ebmpp.graph.states import is_concrete
 from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still
 from ebmpp.moves import Move, Target, sweeps, tempering
 from ebmpp.moves.ensemble import Ensemble, Order, equalize, permute

@@ -22,7 +22,7 @@ import jax
 from jax import Array, core
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks, select
+from ebmpp.core import Numbers, checks, is_concrete, select
 from ebmpp.dependence.program import Program, SlotValues
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import (
@@ -32,7 +32,6 @@ from ebmpp.distribution.tractability import (
     unnormalized,
 )
 from ebmpp.errors import StateError
-from ebmpp.families.values import is_concrete
 from ebmpp.traced import contents
 from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.data import (

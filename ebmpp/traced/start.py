@@ -24,10 +24,9 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import SiteArrays, checks, random, select
+from ebmpp.core import SiteArrays, checks, is_concrete, random, select
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
-from ebmpp.families.values import is_concrete
 from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.model import Context, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row, checked, is_staged, on_rows

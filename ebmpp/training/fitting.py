@@ -22,8 +22,7 @@ import optax
 from ebmpp.annealing.reference import base_rates
 from ebmpp.core import Params, checks, random, sharding
 from ebmpp.errors import TrainingError
-from ebmpp.estimators import Estimator
-from ebmpp.estimators.base import Batch
+from ebmpp.estimators import Batch, Estimator
 from ebmpp.estimators.phases import check_rows
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import TrainingData, as_source, is_stream
