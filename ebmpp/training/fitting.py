@@ -5,6 +5,7 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
+from functools import partial
 import math
 import os
 import time
@@ -20,15 +21,14 @@ from jax.typing import ArrayLike
 import optax
 
 from ebmpp.annealing.reference import base_rates
-from ebmpp.core import Params, checks, random, sharding
+from ebmpp.core import Params, archive, checkpoints, checks, random, sharding
 from ebmpp.errors import TrainingError
 from ebmpp.estimators import Batch, Estimator
 from ebmpp.estimators.phases import check_rows
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, saving
 from ebmpp.training.batches import TrainingData, as_source, is_stream
 from ebmpp.training.callbacks import Callback
-from ebmpp.training.history import MonitorFn
-from ebmpp.training.identity import run_identity
+from ebmpp.training.history import Monitor, MonitorFn
 from ebmpp.training.loop import Loop
 from ebmpp.training.observers.checkpoints import CheckpointWriter
 from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
@@ -236,11 +236,11 @@ def fit(
         if start is not None:
             state = loop.proceed(start.estimator_state, start.optimizer_state, state)
         with contextlib.ExitStack() as stack:
-            checkpoints = None
+            writer = None
             if checkpoint_dir is not None:
-                checkpoints = CheckpointWriter(
+                writer = CheckpointWriter(
                     checkpoint_dir,
-                    run_identity(
+                    _identity(
                         loop, state, best, path, rng_key, monitors, monitor_every
                     ),
                     resume,
@@ -250,9 +250,9 @@ def fit(
                     recorders=[r for r in (best, path) if r is not None],
                     period=checkpoint_every,
                 )
-                stack.enter_context(contextlib.closing(checkpoints))
-                state = checkpoints.restore(state, loop.template_at)
-                first = checkpoints.step
+                stack.enter_context(contextlib.closing(writer))
+                state = writer.restore(state, loop.template_at)
+                first = writer.step
             total = stages.num_steps
             bar = ProgressBar(
                 loop.log,
@@ -265,16 +265,16 @@ def fit(
                 Deadline(loop.log, deadline, first) if deadline < math.inf else None,
                 loop.guard,
                 # before the user's functions, which may fail
-                checkpoints,
+                writer,
                 path,
                 EstimatorDiagnosis(loop.guard, source, key, loop.before),
                 Monitoring(loop.log, loop.guard, tuple(callbacks), best, monitor_every),
                 # again, for a run that a callback ends
-                checkpoints,
+                writer,
             ]
             present = [observer for observer in observers if observer is not None]
             try:
-                state = loop.run(first, state, present, bar, checkpoints)
+                state = loop.run(first, state, present, bar, writer)
             except BaseException as error:  # Ctrl-C too
                 _attach(error, loop, best, first)
                 raise
@@ -418,3 +418,74 @@ def _owned(graph: FactorGraph, params: Params) -> Params:
         return jax.device_put(np.array(a, dtype))
 
     return sharding.place(jax.tree.map(copy, params))
+
+
+def _identity(
+    loop: Loop,
+    state: TrainState,
+    best: BestParams | None,
+    path: PathRecorder | None,
+    rng_key: Array,
+    monitors: Mapping[str, MonitorFn],
+    monitor_every: int,
+) -> dict[str, object]:
+    """Return JSON values that a resumed run must share; its last stage may be longer.
+
+    :param state: the state before the first step.
+    """
+    graph = loop.graph
+    stages = loop.stages
+    estimators = [stage.estimator for stage in stages.stages]
+    start = np.concatenate([np.ravel(a) for a in jax.tree.leaves(state.params)])
+    return {
+        "versions": checkpoints.versions(),
+        "graph": repr(graph),
+        "energies": saving.energies(graph),
+        "layers": saving.layers(graph),
+        "estimator": [checkpoints.without_addresses(repr(e)) for e in estimators],
+        "estimator code": [_estimator_code(e, loop, state.params) for e in estimators],
+        "schedule": stages.lengths[:-1] if stages.is_scheduled else None,
+        "optimizer": [optimizer.digest for optimizer in loop.optimizers],
+        "batch_size": loop.source.batch_size,
+        "monitors": {
+            name: monitor_identity(fn, state) for name, fn in sorted(monitors.items())
+        },
+        "state": [
+            [list(jnp.shape(a)), str(jnp.result_type(a))]
+            for a in jax.tree.leaves(state)
+        ],
+        "start": archive.digest({"params": start, **loop.past}),
+        **loop.source.identity(),
+        "rng_key": np.asarray(random.key_pair(rng_key)).tolist(),
+        "monitor_every": monitor_every,
+        "keep_best": None if best is None else [best.name, best.mode],
+        "keep_path": None if path is None else path.capacity,
+        "steps_before": loop.before,
+    }
+
+
+def monitor_identity(fn: MonitorFn, state: TrainState) -> str:
+    """Return a digest of a monitor's code and data, or its name if it is not compiled."""
+    monitor = fn if isinstance(fn, Monitor) else Monitor(fn)
+    # the first evaluation raises an error again, with the monitor's name
+    with contextlib.suppress(Exception):
+        if monitor.compiled:
+            inputs = monitor.inputs(state.params, state.estimator)
+            code = checkpoints.computation(monitor.fn, *inputs)
+            leaves = jax.tree.leaves(monitor.arguments)
+            return code + archive.digest({str(i): a for i, a in enumerate(leaves)})
+    return getattr(monitor.fn, "__qualname__", type(monitor.fn).__qualname__)
+
+
+def _estimator_code(estimator: Estimator, loop: Loop, params: Params) -> str:
+    """Return a digest of an estimator's code, or nothing if its repr determines the code."""
+    is_custom = not type(estimator).__module__.startswith("ebmpp.")
+    if is_custom or " at 0x" in repr(estimator):
+        # the first step raises an error again
+        with contextlib.suppress(Exception):
+            sample = loop.source.sample()
+            batch = Batch.uniform(sample.rows, sample.known)
+            state = loop.init(estimator, params, loop.key)
+            estimate = partial(estimator.estimate, loop.graph)
+            return checkpoints.computation(estimate, params, state, batch, loop.key)
+    return ""

@@ -1,9 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Digests that distinguish the optimisers and monitors of two runs.
-
-Tests training/identity.py.
-"""
+"""Digests that distinguish the optimisers and monitors of two runs."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from ebmpp.core.archive import digest
-from ebmpp.training.identity import monitor_identity
+from ebmpp.training.fitting import monitor_identity
 from ebmpp.training.monitors import Monitor
 from ebmpp.training.optimizers import Comparable, averaged, box, projected
 from ebmpp.training.steps import TrainState
