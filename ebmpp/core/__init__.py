@@ -1,7 +1,5 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: F401
-# Other rooms import these names from here; a second list would repeat the first.
 """Random words, validation of arguments, files, compiled programs and types, for all rooms."""
 
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +46,51 @@ from ebmpp.core.types import (
     Values,
     Words,
 )
+
+__all__ = [
+    "BatchShape",
+    "Blocks",
+    "Chains",
+    "Count",
+    "Counts",
+    "Draws",
+    "Edges",
+    "Eta",
+    "HashableArray",
+    "Key",
+    "Keys",
+    "Natural",
+    "Numbers",
+    "Params",
+    "PerRow",
+    "PerState",
+    "PerUnit",
+    "RowMask",
+    "Rows",
+    "Scalar",
+    "Schedule",
+    "SiteArrays",
+    "State",
+    "StateLike",
+    "Statistics",
+    "UnitMask",
+    "UnitMasks",
+    "Values",
+    "Words",
+    "compiled",
+    "expand",
+    "fold_parts",
+    "full_precision",
+    "induced_edges",
+    "is_concrete",
+    "in_chunks",
+    "num_rows",
+    "positions_by_group",
+    "random",
+    "ranks_in_groups",
+    "select",
+    "sum_by_halves",
+]
 
 try:
     VERSION = version("ebmpp")
