@@ -254,7 +254,7 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
         # sweeps of the leading chain
         sweeps_left = mcmc.thinning * np.arange(distance.shape[1])[::-1]
         coords["sweep"] = int(np.max(state.t)) - sweeps_left
-    return xr.Dataset(values, coords, dict(attrs))
+    return xr.Dataset(values, coords, attrs)
 
 
 def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:

@@ -221,8 +221,8 @@ def wasserstein_upper_bound(
     _warn_of_overlap("wasserstein_upper_bound", source, data)
     lag = data.lag
     sweeps, (distance,) = _paths(source, ["distance"])
-    first = int(sweeps[0])
-    last = int(sweeps[-1])
+    first = sweeps[0]
+    last = sweeps[-1]
     if t is None:
         t = np.arange(first - lag, max(first, int(data.times.max())) - lag + 1)
     t = _sweeps(t, first - lag)
@@ -387,5 +387,5 @@ def _modelled_variance(times: PairTimes, lag: int, k: int, m: int) -> float:
     totals = np.cumsum(_weights(sweeps, lag, k, m))
     # of the sweeps before a pair meets
     weights = np.r_[0, totals][times]
-    corrections = 2 * float(np.mean((weights / n) ** 2))
+    corrections = 2 * np.mean((weights / n) ** 2)
     return (stationary - start) / n + corrections

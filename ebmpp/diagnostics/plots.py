@@ -223,7 +223,7 @@ def plot_meeting_times(
         times, met, lag = meeting_data(times)
     times = np.asarray(times, float)
     met = np.ones(times.shape, bool) if met is None else np.asarray(met, bool)
-    bad = int((~np.isfinite(times)).sum())
+    bad = (~np.isfinite(times)).sum()
     if not times.size or met.shape != times.shape or bad:
         raise checks.error(
             "times",
@@ -245,7 +245,7 @@ def plot_meeting_times(
         at = np.searchsorted(t, censored, side="right") - 1
         (ticks,) = ax.plot(censored, alive[at], "|", color=curve.get_color())
         ticks.set(markersize=9, markeredgewidth=1.4)
-    _annotate_unmet(ax, label, int((~met).sum()), len(met))
+    _annotate_unmet(ax, label, (~met).sum(), len(met))
     ax.set_yscale("log")
     bottom = floor * 1.05
     if len(ax.lines) > 2:

@@ -204,7 +204,7 @@ def diagnose_late_pairs(history: Mapping[str, np.ndarray]) -> str | None:
     if "meeting_time_max" not in history or not len(history["lag"]):
         return None
     ratios = history["meeting_time_max"] / history["lag"]
-    ratio = float(ratios[len(ratios) // 2 :].mean())
+    ratio = ratios[len(ratios) // 2 :].mean()
     if not ratio > _LATE:
         return None
     return (

@@ -405,7 +405,7 @@ class ParticleUCD(Estimator):
                 "Z is heavy. Raise num_particles, num_sweeps or cess_threshold, or use "
                 "the other path."
             )
-        lowest = float(np.nanmin(cess, initial=1))
+        lowest = np.nanmin(cess, initial=1)
         if lowest < _MIN_CESS:
             return (
                 f"ParticleUCD: at step {int(np.nanargmin(cess))} of its stage a rung "

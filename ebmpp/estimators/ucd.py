@@ -178,7 +178,7 @@ class UCD(CoupledPairs):
         if old is None or old == new or has_coupling:
             return adopted
         gibbs = before.negative if old == "gibbs" else before.gibbs
-        if not float(gibbs):
+        if not gibbs:
             return adopted
         adopted = adopted._replace(gibbs=gibbs, positive=before.positive)
         if isinstance(adopted, ParticleState):

@@ -250,7 +250,7 @@ class WeightedPCD(phases.BiasedEstimator):
         """Report that most steps resampled, or that log Z is unknown at many of them."""
 
         def mean(values):
-            return float(np.mean(values)) if len(values) else 0.0
+            return np.mean(values) if len(values) else 0.0
 
         resampled = mean(history["resampled"])
         unknown = mean(~(history.get("log_partition_error", np.zeros(0)) <= _MAX_ERROR))

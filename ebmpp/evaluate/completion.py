@@ -139,7 +139,7 @@ def complete(
     result = runs.posterior(num_warmup, num_samples)
     r_hat = result.r_hat
     if r_hat is not None and (r_hat > _MAX_R_HAT).any():
-        num_rows = int((r_hat > _MAX_R_HAT).sum())
+        num_rows = (r_hat > _MAX_R_HAT).sum()
         warnings.warn(
             f"complete: chains of {num_rows} of {r_hat.size} rows disagree (R-hat "
             f"up to {np.nanmax(r_hat):.3g}), so they do not sample the posterior yet. "

@@ -86,8 +86,11 @@ def check_graph(
         wide += [
             factor for factor in split.inner_factors if not factor.has_pair_weights
         ]
-    blocks = {b: family for b, family in graph.families.items() if b not in accepted}
-    wrong = [f"block {b!r} ({family!r})" for b, family in blocks.items()]
+    wrong = [
+        f"block {b!r} ({family!r})"
+        for b, family in graph.families.items()
+        if b not in accepted
+    ]
     wrong += [f"factor {factor.name!r} ({factor!r})" for factor in wide]
     if wrong:
         raise IntractableError(
@@ -116,7 +119,7 @@ def check_two_values(graph: FactorGraph) -> None:
 def check_ferromagnetic(graph: FactorGraph, params: Params) -> None:
     """Check that interactions are not negative and fields have one sign."""
     for violation, holds in _conditions(graph, params).items():
-        if not bool(holds):
+        if not holds:
             raise IntractableError(
                 f"{violation}, so the bonds are not monotone and cannot be coupled "
                 "from the past. method='coupling_from_the_past' takes fields of both "

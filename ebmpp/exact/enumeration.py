@@ -123,12 +123,11 @@ def make_plan(
         summed = (infinite - integrated).union(independent)
         kinds = (set(free) - summed - integrated, summed, integrated)
         plans.append(Plan(*map(ordered, kinds), lacking=lacking))
-    place = {b: i for i, b in enumerate(free)}
 
     # the places break ties, so that the plan does not depend on the hashes of the names
     def cost(plan):
         count = num_states(graph, plan.enumerated, lacking)
-        return count, [place[b] for b in plan.enumerated]
+        return count, [*map(free.index, plan.enumerated)]
 
     best = min(plans, key=cost)
     refuse_many(graph, best, _MOST_STATES)
@@ -145,16 +144,16 @@ def _independent_sets(graph: FactorGraph, blocks: set[str]) -> list[list[str]]:
 
 def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> BlockNames:
     """Return the independent ``blocks`` with the most units."""
-    place = {b: i for i, b in enumerate(graph.families)}
+    place = [*graph.families].index
 
     # the places break ties, so that the choice does not depend on the hashes of the
     # names
     def rank(blocks):
         num_units = sum(graph.families[b].size for b in blocks)
-        return -num_units, [place[b] for b in blocks]
+        return -num_units, [*map(place, blocks)]
 
     sets = _independent_sets(graph, set(blocks) - set(graph.splits))
-    ordered = [tuple(sorted(blocks, key=place.__getitem__)) for blocks in sets]
+    ordered = [tuple(sorted(blocks, key=place)) for blocks in sets]
     return min(ordered, key=rank)
 
 

@@ -144,7 +144,7 @@ def _check_attractive(graph: FactorGraph, params: Params) -> None:
     """Check that interactions have one sign per pair of blocks."""
     _, agrees = _orientation(graph, params)
     for (a, b), attractive in agrees.items():
-        if not bool(attractive):
+        if not attractive:
             raise IntractableError(
                 f"the model is not attractive: interactions of blocks {a!r} and {b!r} "
                 "have both signs, even after flipping whole blocks. A small model can "
@@ -333,7 +333,7 @@ def perfect_sample(
     x, perfect = _draw(Target(graph, params), keys, method, max_sweeps)
     if not is_known:
         return {b: where_rows(perfect, v, jnp.nan) for b, v in x.items()}
-    if bool(backend.wait(perfect).all()):
+    if backend.wait(perfect).all():
         return x
     if method == "enumerate":
         raise IntractableError(

@@ -45,7 +45,7 @@ def meeting_times(section: Section, subject: Subject) -> None:
     met = np.zeros(budget.pairs, bool)
     if pilot is not None:
         times, met, _ = meeting_data(pilot)
-    unmet = int((~met).sum())
+    unmet = (~met).sum()
     result = f"{budget.pairs - unmet} of {budget.pairs} pairs met within {budget.max_sweeps} sweeps"
     if met.any():
         result += (
@@ -185,7 +185,7 @@ def chains(section: Section, subject: Subject) -> None:
     for name in energies:
         rows = table[table["chains"] == name]
         worst = rows["r_hat"].max()
-        stuck = int((rows["frozen"] & rows["r_hat"].notna()).sum())
+        stuck = (rows["frozen"] & rows["r_hat"].notna()).sum()
         section.fact(f"Largest R-hat of {name} chains from noise: {worst:.3f}.")
         do_agree = worst <= _MAX_R_HAT
         verb = "agree" if do_agree else "disagree"

@@ -95,7 +95,7 @@ def moments(section: Section, subject: Subject) -> None:
 
 
 def _root_mean_square(values: pd.Series) -> float:
-    return float(np.sqrt(np.mean(values**2)))
+    return np.sqrt(np.mean(values**2))
 
 
 def _statistics(families: Families, values: Mapping[str, Numbers]) -> np.ndarray:

@@ -120,7 +120,7 @@ class BlockStart:
         for site, mask in invalid.items():
             self._refuse_invalid(site, np.asarray(mask)[~is_lost])
         if not is_possible.all():
-            row = int(np.argmin(is_possible))
+            row = np.argmin(is_possible)
             values, mapped = jax.tree.map(lambda a: a[row], (values, mapped))
             self._refuse_impossible(values, _merged(mapped, fixed))
         return dict(values)

@@ -122,7 +122,7 @@ def diagnose_pairs(
 
     near = np.arange(done, min(done + remaining, _HORIZON * done))
     far = (remaining - len(near)) * sweeps_at(_HORIZON * done)
-    total = float(sweeps_at(near).sum() + far)
+    total = sweeps_at(near).sum() + far
     if total < max(_TOTAL, _SWEEPS * remaining, _UPDATES / units):
         return None
     minutes = "" if math.isnan(pace) else f" (roughly {pace * total / 60:.2g} minutes)"

@@ -81,7 +81,7 @@ class Guard(Observer):
                 "UCD(allow_unmet=True), which biases the gradient. Without a limit, "
                 "params are too large for their floats: lower the learning rate."
             )
-        norm = float(metrics["gradient_norm"])
+        norm = metrics["gradient_norm"]
         return (
             f"gradient or params were not finite (gradient norm {norm:.4g}). Lower the "
             "learning rate."

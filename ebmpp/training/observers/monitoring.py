@@ -81,7 +81,7 @@ class Monitoring(Observer):
             lambda leaf: leaf, (state.params, state.estimator)
         )
         progress = Progress(step, params, estimator, self.log.dataset())
-        return any([bool(callback(progress)) for callback in self.callbacks])
+        return any([callback(progress) for callback in self.callbacks])
 
     def _warn_of_fall(self, is_last: bool) -> None:
         """Warn of a likelihood that has fallen; seldom look, since the device is waited for."""
@@ -183,17 +183,17 @@ def diagnose_fall(
     noise = 0.0
     if len(values) >= _FEWEST and np.isfinite(values).all():
         bends = values[1:-1] - (values[:-2] + values[2:]) / 2
-        noise = float(np.median(np.abs(bends))) / (0.6745 * math.sqrt(1.5))
-    best = int(values.argmax())
+        noise = np.median(np.abs(bends)) / (0.6745 * math.sqrt(1.5))
+    best = values.argmax()
     high = values[best]
-    low = float(values[-tail:].max())
+    low = values[-tail:].max()
     ends = ""
     if not high - low > max(_FALL, _NOISE * noise):
         width = len(values) // 3
         if tail > 1 or width < _LEAST_WIDTH or not noise:
             return None
         medians = np.median(sliding_window_view(values, width), axis=1)
-        best = int(medians[: 1 - width].argmax())
+        best = medians[: 1 - width].argmax()
         high = medians[best]
         low = medians[-1]
         # the standard error of a median is sqrt(pi / 2) times that of a mean
