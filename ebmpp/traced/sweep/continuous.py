@@ -34,7 +34,7 @@ from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Coupled, SiteValues
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row
-from ebmpp.traced.sweep.maximal import coupled
+from ebmpp.traced.sweep.maximal import coupled, rounded
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 _MOST_JOINT = 1024  # units that are drawn jointly
@@ -339,7 +339,7 @@ class GammaSite(ContinuousSite):
         # of small concentrations, which underflow
         log = jax.random.loggamma(random.as_key(keys), concentration) - jnp.log(rate)
         valid = (concentration > 0) & (rate > 0) & jnp.isfinite(log)
-        return _rounded(jnp.exp(self.sign * log)), valid
+        return rounded(jnp.exp(self.sign * log)), valid
 
     def unit(self, *params: Array) -> dist.Distribution:
         family = dist.Gamma if self.sign > 0 else dist.InverseGamma
@@ -375,7 +375,7 @@ class Probabilities(ContinuousSite):
     ) -> tuple[Array, Array]:
         concentration = beta * at.counts + 1
         drawn = jax.random.dirichlet(random.as_key(keys), concentration)
-        drawn = jnp.minimum(_rounded(drawn), 1 - jnp.finfo(drawn.dtype).eps)
+        drawn = jnp.minimum(rounded(drawn), 1 - jnp.finfo(drawn.dtype).eps)
         valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
         return drawn[..., 0] if self.family == "Beta" else drawn, valid
 
@@ -386,12 +386,6 @@ class Probabilities(ContinuousSite):
             # rounding moves rows off the simplex
             return dist.Dirichlet(concentration, validate_args=False)
         return dist.Beta(concentration[..., 0], concentration[..., 1])
-
-
-def _rounded(drawn: Array) -> Array:
-    """Return draws with the nearest positive float for 0 and infinity, as NumPyro."""
-    limits = jnp.finfo(drawn.dtype)
-    return jnp.clip(drawn, limits.tiny, limits.max)
 
 
 def _solve(curvature: Array, slope: Array) -> Array:

@@ -103,6 +103,11 @@ def _draw(
     if p.support is not constraints.positive:
         return drawn
     # draws of small concentrations underflow, where no log density is finite
+    return rounded(drawn)
+
+
+def rounded(drawn: Array) -> Array:
+    """Return draws with the nearest positive float for 0 and infinity, as NumPyro."""
     limits = jnp.finfo(drawn.dtype)
     return jnp.clip(drawn, limits.tiny, limits.max)
 
