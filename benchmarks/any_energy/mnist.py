@@ -125,6 +125,7 @@ def machine(args: argparse.Namespace, data: digit_images.Rows) -> Any:
         rng_key=jax.random.key(args.seed),
     )
     params = ebmpp.optimizers.averaged_params(fit.optimizer_state)
+    args.machine.parent.mkdir(parents=True, exist_ok=True)
     ebmpp.save(args.machine, MACHINE, params)
     return params
 

@@ -195,7 +195,7 @@ def by_hand(params: Any, x: jax.Array, key: jax.Array, steps: int) -> jax.Array:
 
 
 def times() -> None:
-    """Print times per gradient, the minimum of interleaved rounds, and ratios to hand-written JAX."""
+    """Print times per gradient, minima of interleaved rounds, and ratios to hand-written JAX."""
     for units, width, rows in ((64, 64, 100), (784, 256, 100)):
         params = random_network(units, width, width // 2, 1.0, 0)
         graph = black_box(network, units, params)
