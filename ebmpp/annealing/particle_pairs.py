@@ -140,7 +140,7 @@ def run_pair(
         result = pair.result
         t = result.num_systems
         is_unmet = result.meeting_time < 0
-        log_u = jnp.log(random.uniform(random.words(random.fold_in(key, t, 1), 1))[0])
+        log_u = jnp.log(random.uniforms(random.fold_in(key, t, 1), 1)[0])
         log_ratio_x = new.log_z - pair.x.log_z
         log_ratio_y = new.log_z - pair.y.log_z
         accept_x = (t == 0) | (log_u < log_ratio_x)

@@ -173,7 +173,7 @@ def _resample(
     def draw(state):
         system, evaluation = state
         cumulated = jnp.cumsum(system.weights, axis=-1)
-        u = random.uniform(random.words(keys, 1))
+        u = random.uniforms(keys, 1)
         levels = (jnp.arange(num, dtype=u.dtype)[None] + u) / num * cumulated[:, -1:]
         search = jax.vmap(partial(jnp.searchsorted, side="right"))
         parents = jnp.minimum(search(cumulated, levels), num - 1)

@@ -226,7 +226,7 @@ class _Engine:
         first, *rest = slot_loops(min(num_slots, 1 << (num_jobs - 1).bit_length()))
         size = min(num_jobs, _READY)
         parts = -(-num_jobs // size)
-        shapes = jax.eval_shape(lambda: self._starts(self.jobs.slice(0, size))[0])
+        shapes = jax.eval_shape(lambda: self._starts(0, size)[0])
         flags = {b: self.target.num_parts(b) for b in shapes}
         zero = jnp.int32(0)
         run = _Run(
@@ -258,7 +258,7 @@ class _Engine:
         numbers = first + jnp.arange(size)
         if size < num_jobs:
             valid = (numbers >= number * size) & valid[numbers]
-        x, y = self._starts(self.jobs.slice(first, size))
+        x, y = self._starts(first, size)
         x, run = self._advance(run, x, numbers, valid)
         starts = stack_chains(x, y)
         same = block_flags(self.target, starts)
@@ -274,11 +274,10 @@ class _Engine:
         run = run._replace(meeting_time=run.meeting_time.at[numbers].min(time))
         return run, Jobs(starts, same, queue, (~done).sum(dtype=jnp.int32), first)
 
-    def _starts(self, jobs: Job) -> tuple[Blocks, Blocks]:
-        """Return the starts of both chains."""
-        target = self.target
-        if jobs.clamped is not None:
-            target = dataclasses.replace(target, fixed=jobs.clamped)
+    def _starts(self, first: Array | int, size: int) -> tuple[Blocks, Blocks]:
+        """Return the starts of both chains of ``size`` jobs from ``first`` on."""
+        jobs = self.jobs.slice(first, size)
+        target = self.target.take(first + jnp.arange(size))
         x = start_rows(jobs.x, target)
         return x, x if jobs.y is None else start_rows(jobs.y, target)
 

@@ -29,8 +29,8 @@ from ebmpp.moves.move import (
     block_flags,
     coupled_sweep,
     draw_sweep,
-    one_chain,
     rows_agree,
+    split_chains,
     stack_chains,
     with_invalid,
 )
@@ -221,7 +221,7 @@ def _state(
 ) -> CouplingState:
     """Return the state at t, of the coldest replicas where there are replicas."""
     model = target.model
-    chains = one_chain(z, 0), one_chain(z, 1)
+    chains = split_chains(z)
     replicas = None, None
     if target is not model:
         replicas = map(target.from_rows, chains)

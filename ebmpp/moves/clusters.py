@@ -167,7 +167,7 @@ class Clusters(Move["_Fields"]):
             uniforms.
         """
         family = target.graph.families[self.block]
-        u = random.uniform(random.words(keys, len(fields.edges) + family.size)).T
+        u = random.uniforms(keys, len(fields.edges) + family.size).T
         u = jnp.tile(u, (1, len(x) // len(keys)))
         coins, bonds = jnp.split(u, [family.size])
         units = energy.to_units(x, family)

@@ -75,7 +75,7 @@ class Forests(Move[tuple[Array, Array]]):
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         tables, unary, pairwise = self._weighted(target, x)
-        u = random.uniform(random.words(keys, tables.forest.num_units))
+        u = random.uniforms(keys, tables.forest.num_units)
         states = forests.draw(tables.forest, unary, pairwise, u)
         drawn = keep_observed(target.keep, x, tables.put(x, states))
         return drawn, 0
@@ -123,7 +123,7 @@ class Forests(Move[tuple[Array, Array]]):
         tables = _tables(target.graph, self.units)
         unary, pairwise = focused
         count = tables.forest.num_units
-        u = random.uniform(random.words(trial.keys, 3 * count)).reshape(-1, count, 3)
+        u = random.uniforms(trial.keys, 3 * count).reshape(-1, count, 3)
         states = forests.draw_pair(tables.forest, unary, pairwise, u)
 
         def new(chain):

@@ -215,6 +215,11 @@ def one_chain(z: Chains, index: int) -> Blocks:
     return {b: v[index] for b, v in z.items()}
 
 
+def split_chains(z: Chains) -> tuple[Blocks, Blocks]:
+    """Undo :func:`stack_chains`."""
+    return one_chain(z, 0), one_chain(z, 1)
+
+
 def with_invalid(broken: Array, x: Rows) -> Blocks:
     """Return rows with values that no unit can have where they are broken."""
     result = {}
@@ -486,9 +491,8 @@ class Layer(Move[PyTree]):
         whether the chains meet.
         """
         graph = target.graph
-        etas = (one_chain(focused, 0), one_chain(focused, 1))
         families = self.families(graph, trial.part)
-        result = attempt(families, self.kind, etas, trial)
+        result = attempt(families, self.kind, split_chains(focused), trial)
 
         def new(chain, drawn):
             x = one_chain(z, chain)

@@ -55,19 +55,24 @@ class Tempering(NamedTuple):
             return self.beta
         return expand(jnp.tile(self.beta, len(eta) // len(self.beta)), eta)
 
-    def temper(self, block: str, eta: Natural) -> Natural:
-        """Return natural parameters of rows at the rung, given those under the model."""
-        if self.reference is None:
-            return self._beta_of(eta) * eta
-        return between(self.reference[block], eta, self._beta_of(eta))
+    def temper(
+        self,
+        block: str,
+        eta: Natural,
+        split: Split | None = None,
+        part: Array | int = 0,
+    ) -> Natural:
+        """Return natural parameters of rows at the rung, given those under the model.
 
-    def temper_part(self, split: Split, part: Array | int, eta: Natural) -> Natural:
-        """Return :meth:`temper` for one part of a block whose units interact."""
+        :param split: of a block whose units interact, if ``eta`` are those of a part.
+        """
         if self.reference is None:
             return self._beta_of(eta) * eta
-        shape = split.family.size, *split.family.stat_shape
-        units = self.reference[split.block].reshape(shape)
-        return between(split.take(units, part), eta, self._beta_of(eta))
+        eta0 = self.reference[block]
+        if split is not None:
+            units = eta0.reshape(split.family.size, *split.family.stat_shape)
+            eta0 = split.take(units, part)
+        return between(eta0, eta, self._beta_of(eta))
 
 
 def reference_of(graph: FactorGraph, params: Params) -> Eta:

@@ -156,7 +156,7 @@ class Target:
             self.graph, self.params, x, units, block, context, part
         )
         if self.tempering is not None:
-            eta = self.tempering.temper_part(self.graph.splits[block], part, eta)
+            eta = self.tempering.temper(block, eta, self.graph.splits[block], part)
         return energy.saturated(self.graph, {block: eta})[block]
 
     def shape(self, block: str) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ from ebmpp.moves.move import (
     both_as_rows,
     coupled_sweep,
     final_attempt,
-    one_chain,
+    split_chains,
     stack_chains,
 )
 from ebmpp.moves.rungs import reference_of
@@ -275,12 +275,10 @@ class TemperedSweep(Move[None]):
             z, agree, broken, _ = coupled_sweep(
                 target, stack_chains(x, y), self.layers, keys, most
             )
-            return one_chain(z, 0), one_chain(z, 1), agree, broken
+            return *split_chains(z), agree, broken
 
         keys = ensemble.replica_keys(random.fold_in(keys, _LAYERS))
-        x, y, agree, broken = ensemble.map(
-            couple, one_chain(z, 0), one_chain(z, 1), keys
-        )
+        x, y, agree, broken = ensemble.map(couple, *split_chains(z), keys)
         return stack_chains(x, y), agree, broken
 
     def _swap_both(
@@ -315,8 +313,7 @@ def _as_ensemble(target: Target) -> Ensemble:
 
 def _log_uniforms(keys: Keys, ratio: Array) -> PerPair:
     """Return the logs of the uniforms by which swaps are accepted."""
-    words = random.words(random.fold_in(keys, _SWAPS), ratio.shape[-1])
-    return jnp.log(random.uniform(words))
+    return jnp.log(random.uniforms(random.fold_in(keys, _SWAPS), ratio.shape[-1]))
 
 
 def tempered_sweep(

@@ -32,8 +32,8 @@ from ebmpp.moves.move import (
     couple_focused,
     draw_sweep,
     offsets,
-    one_chain,
     rows_agree,
+    split_chains,
     stack_chains,
 )
 from ebmpp.moves.rungs import Tempering
@@ -264,7 +264,7 @@ def couple(
 
         def step(part, carry, start=start, layer=layer):
             z, broken = carry
-            chains = one_chain(z, 0), one_chain(z, 1)
+            chains = split_chains(z)
             natural = partial(_natural, layer=layer, part=part)
             etas = [
                 bound.map(natural, x) for bound, x in zip(bounds, chains, strict=True)

@@ -39,7 +39,7 @@ from ebmpp.errors import StateError, UnmetError
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import InitParams
 from ebmpp.moves.couplings import Attempt, Trial
-from ebmpp.moves.move import Drawn, Move, final_attempt, one_chain, stack_chains
+from ebmpp.moves.move import Drawn, Move, final_attempt, split_chains, stack_chains
 from ebmpp.moves.target import Target
 from ebmpp.ppl.composite import CoupledComposite
 from ebmpp.traced import contents
@@ -289,7 +289,5 @@ class _Sweep(Move):
         def of_row(x, y, key):
             return self.kernel.pair(x, y, key, _call(target.params))
 
-        x, y, broken = in_chunks(
-            of_row, _SLOTS, one_chain(z, 0), one_chain(z, 1), trial.keys
-        )
+        x, y, broken = in_chunks(of_row, _SLOTS, *split_chains(z), trial.keys)
         return final_attempt(stack_chains(x, y), trial, broken)

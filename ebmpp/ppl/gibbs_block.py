@@ -19,7 +19,7 @@ from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.kernels.base import InitParams, Kwargs
 from ebmpp.moves import Forests, Layer, Move, Target, couplings, gibbs, search, sweeps
-from ebmpp.moves.move import one_chain, stack_chains
+from ebmpp.moves.move import split_chains, stack_chains
 from ebmpp.ppl import bound
 from ebmpp.ppl.binding import Binding, ParamsLike, SitesLike
 from ebmpp.traced import block
@@ -370,8 +370,7 @@ class GraphBlock(GibbsBlock):
                 targets, z, sweep_keys, kinds, self.fraction, self.moves or ()
             )
             broken |= wrong.any()
-        chains = one_chain(z, 0), one_chain(z, 1)
-        new_x, new_y = map(self._from_rows, chains, values, targets)
+        new_x, new_y = map(self._from_rows, split_chains(z), values, targets)
         return new_x, new_y, broken
 
     def check_coupled(self, coupling: str | None) -> None:

@@ -40,14 +40,12 @@ def local_density(
     """
     graph = target.graph
     factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
+    reference = None if target.tempering is None else target.tempering.reference
 
     def log_density_at(t: Eta, around: Eta, beta: Scalar) -> Scalar:
         t_all = {**around, **t}
         value = -energy.energy(graph, target.params, t_all, factors, as_written=True)
-        if target.tempering is None:
-            return value
         value = beta * value
-        reference = target.tempering.reference
         if reference is None:
             return value
         products = [(reference[b] * v).sum() for b, v in t.items()]

@@ -100,14 +100,11 @@ class Transition(NamedTuple):
 
         start = begin(z, _solve(factor, draws.momentum, transposed=True))
         end = lax.fori_loop(0, self.num_steps, step, start)
-        energy = start.potential_energy + kinetic(start.r)
-        at = Position(z, energy, jnp.zeros((), bool))
-        new_energy = end.potential_energy + kinetic(end.r)
-        at = metropolis(at, end.z, new_energy, draws.level)
-        potential_energy = jnp.where(
-            at.has_moved, end.potential_energy, start.potential_energy
-        )
-        return at._replace(energy=potential_energy)
+        old, new = (s.potential_energy + kinetic(s.r) for s in (start, end))
+        at = Position(z, old, jnp.zeros((), bool))
+        at = metropolis(at, end.z, new, draws.level)
+        chosen = jnp.where(at.has_moved, end.potential_energy, start.potential_energy)
+        return at._replace(energy=chosen)
 
     def proposals(self, z: Array, draws: Draws) -> Array:
         """Return the points that the random walks of the chains propose, ``(chains, d)``."""
@@ -261,8 +258,10 @@ class Hamiltonian(Move[None]):
         graph = target.graph
         x = {b: z[b] for b in self.blocks}
         around = jax.vmap(partial(surroundings, target, blocks=self.blocks))(dict(z))
-        free = {b: ~target.keep.get(b, jnp.zeros((), bool)) for b in x}
-        free = {b: jnp.broadcast_to(free[b], v.shape) for b, v in x.items()}
+        free = {
+            b: jnp.broadcast_to(~target.keep.get(b, jnp.array(False)), v.shape)
+            for b, v in x.items()
+        }
         size = sum(graph.families[b].size for b in x)
         scale = self.walk_scale or size**-0.5
         transition = Transition(

@@ -211,8 +211,7 @@ class Informed(Move[None]):
         def step(i: Array, walk: _Walk) -> _Walk:
             old, count, broken = walk
             step_keys = random.fold_in(keys, i)
-            words = random.words(random.fold_in(step_keys, 0, 1), 1)
-            log_u = jnp.log(random.uniform(words[:, 0]))
+            log_u = jnp.log(random.uniforms(random.fold_in(step_keys, 0, 1), 1)[:, 0])
             families, eta = self.proposals(graph, old)
             if shared is None:
                 drawn = gibbs.draw(families, eta, step_keys)
