@@ -22,7 +22,7 @@ from ebmpp.kernels import CouplingState, MaximalCoupling
 from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import keep_observed
-from ebmpp.moves.mixture import accept_proposals, read_blocks
+from ebmpp.moves.mixture import accept_proposals
 from ebmpp.moves.move import (
     Drawn,
     Move,
@@ -61,10 +61,6 @@ class Metropolis(Move[None]):
     proposal: str = "uniform"
     marginalize: tuple[str, ...] = ()
     proposes = 1
-
-    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        """See :class:`~ebmpp.moves.Move`."""
-        return read_blocks(graph, self.blocks, self.marginalize)
 
     def check(self, graph: FactorGraph) -> None:
         """Check proposal and blocks.

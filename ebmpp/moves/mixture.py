@@ -74,14 +74,6 @@ _EVALUATED = 256
 _CERTAIN = 10.0  # in place of infinite natural parameters
 
 
-def read_blocks(
-    graph: FactorGraph, blocks: tuple[str, ...], marginalize: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the blocks on which the acceptance of proposed ``blocks`` depends."""
-    around = (*blocks, *graph.neighbours((*blocks, *marginalize)))
-    return tuple(b for b in dict.fromkeys(around) if b not in marginalize)
-
-
 def accept_proposals(
     z: Chains,
     proposals: Blocks,
@@ -171,9 +163,6 @@ class Mixture(Move[None]):
     proposes = 1
     uses_pool = True
 
-    def reads(self, graph: FactorGraph) -> tuple[str, ...]:
-        return read_blocks(graph, self.blocks, self.marginalize)
-
     def check(self, graph: FactorGraph) -> None:
         """Refuse a mixture of no component, and blocks that cannot be summed out."""
         checks.count("Mixture: components", self.components)
@@ -190,17 +179,11 @@ class Mixture(Move[None]):
         return (*proposed, *self.marginalize)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        proposed = self._propose(target, keys)
-        now = {b: v[None] for b, v in x.items()}
-        new = self._with_proposals(now, proposed)
-        choice = self._choose(
-            self._log_weights(target, proposed.part, now),
-            self._log_weights(target, proposed.part, new),
-            proposed.words,
-        )
-        values = one_chain(_chosen(proposed.values, choice), 0)
-        drawn = {b: where_rows(choice[0] >= 0, v, x[b]) for b, v in values.items()}
-        return drawn, (choice[0] >= 0).astype(jnp.int32)
+        z = {b: v[None] for b, v in x.items()}
+        proposals, choice, _ = self._resample(target, z, keys)
+        accept = choice[0] >= 0
+        drawn = {b: where_rows(accept, v[0], x[b]) for b, v in proposals.items()}
+        return drawn, accept.astype(jnp.int32)
 
     def attempt(
         self,
@@ -209,19 +192,27 @@ class Mixture(Move[None]):
         z: Chains,
         trial: Trial,
     ) -> Attempt:
-        proposed = self._propose(target, trial.keys)
-        # all blocks are proposed, summed out or clamped, so both chains have one weight
-        # of a proposal
-        new = self._with_proposals(z, proposed)
-        states = {b: jnp.concatenate([v, new[b]]) for b, v in z.items()}
-        weights = self._log_weights(target, proposed.part, states)
-        choice = self._choose(weights[:2], weights[2:], proposed.words)
-        broken = jnp.isnan(weights).any(0)
-        return accept_proposals(
-            z, _chosen(proposed.values, choice), choice, broken, trial
-        )
+        proposals, choice, broken = self._resample(target, z, trial.keys)
+        return accept_proposals(z, proposals, choice, broken, trial)
 
-    def _propose(self, target: Target, keys: Keys) -> _Proposed:
+    def _resample(
+        self, target: Target, z: Chains, keys: Keys
+    ) -> tuple[Blocks, Integer[Array, "chains rows"], RowMask]:
+        """Choose among a state and its proposals, for one chain or two of every row.
+
+        :return: the chosen proposal of each chain; its number, -1 to stay; and rows
+            with a weight that is nan.
+        """
+        proposed = self.propose(target, keys)
+        now, new = self.log_weights(target, z, proposed)
+        choice = self._choose(now, new, proposed.words)
+        rows = jnp.arange(len(keys))
+        values = {
+            b: v[jnp.maximum(choice, 0), rows] for b, v in proposed.values.items()
+        }
+        return values, choice, jnp.isnan(now).any(0) | jnp.isnan(new).any(0)
+
+    def propose(self, target: Target, keys: Keys) -> _Proposed:
         """Return each row's proposals."""
         refuse_observed((*self.blocks, *self.marginalize), target.keep)
         pool = target.pool
@@ -261,14 +252,6 @@ class Mixture(Move[None]):
         }
         return _Proposed(values, part, words[:, num_drawn + tries : -1])
 
-    def _with_proposals(self, z: Chains, proposed: _Proposed) -> Blocks:
-        """Return the proposals as states, ``(tries, rows, *shape)``, beside the first chain."""
-
-        def repeat(v):
-            return jnp.broadcast_to(v[:1], (self.tries, *v.shape[1:]))
-
-        return {b: repeat(v) for b, v in z.items()} | proposed.values
-
     def _choose(
         self, now: Array, new: Array, words: Array
     ) -> Integer[Array, "chains rows"]:
@@ -285,16 +268,26 @@ class Mixture(Move[None]):
         is_new = (new + gumbels[1:]).max(0)[None] > now + gumbels[:1]
         return jnp.where(is_new, best, -1)
 
-    def _log_weights(self, target: Target, part: Pool, states: Rows) -> Array:
-        """Return the log of target over proposal of states ``(states, rows, *shape)``."""
-        num_states, rows = jax.tree.leaves(states)[0].shape[:2]
-        log_target = self._log_target(target, both_as_rows(states))
-        log_target = log_target.reshape(num_states, rows)
+    def log_weights(
+        self, target: Target, z: Chains, proposed: _Proposed
+    ) -> tuple[Array, Array]:
+        """Return the logs of target over proposal, ``(chains, rows)`` and ``(tries, rows)``."""
+        num_chains, rows = jax.tree.leaves(z)[0].shape[:2]
+        states = {}
+        for b, v in z.items():
+            # all blocks are proposed, summed out or clamped, so both chains have one
+            # weight of a proposal
+            same = jnp.broadcast_to(v[:1], (self.tries, *v.shape[1:]))
+            states[b] = jnp.concatenate([v, proposed.values.get(b, same)])
 
         def log_mixture(x):
-            return self._log_mixture(target, part, x)
+            return self._log_mixture(target, proposed.part, x)
 
-        return log_target - jax.vmap(log_mixture)({b: states[b] for b in self.blocks})
+        log_target = self._log_target(target, both_as_rows(states)).reshape(-1, rows)
+        weights = log_target - jax.vmap(log_mixture)(
+            {b: states[b] for b in self.blocks}
+        )
+        return weights[:num_chains], weights[num_chains:]
 
     def _log_target(self, target: Target, x: Rows) -> PerRow:
         """Return the log density of each row, up to a constant and the base measures."""
@@ -328,21 +321,10 @@ def largest_weight(target: Target, move: Mixture, x: Rows, keys: Keys) -> Scalar
 
     A chain in a state of weight w that it lacks stays there for about w / tries moves.
     """
-    proposed = move._propose(target, keys)
-    now = {b: v[None] for b, v in x.items()}
-    new = move._with_proposals(now, proposed)
-    weights = [
-        move._log_weights(target, proposed.part, states) for states in (now, new)
-    ]
-    count = weights[1].size
-    mean = jax.nn.logsumexp(weights[1]) - jnp.log(count)
-    return jnp.exp(jnp.concatenate(weights).max() - mean)
-
-
-def _chosen(values: Blocks, choice: Integer[Array, "chains rows"]) -> Blocks:
-    """Return the proposals of each chain's choice, and any one for -1."""
-    rows = jnp.arange(choice.shape[1])
-    return {b: v[jnp.maximum(choice, 0), rows] for b, v in values.items()}
+    z = {b: v[None] for b, v in x.items()}
+    now, new = move.log_weights(target, z, move.propose(target, keys))
+    mean = jax.nn.logsumexp(new) - jnp.log(new.size)
+    return jnp.exp(jnp.maximum(now.max(), new.max()) - mean)
 
 
 def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
