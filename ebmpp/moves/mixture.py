@@ -264,9 +264,9 @@ class Mixture(Move[None]):
             log_u = jnp.log(random.uniform(words[:, 0]))
             return jnp.where(log_u[None] < new - now, 0, -1)
         gumbels = -jnp.log(-jnp.log(random.open_uniform(words.T)))
-        best = (new + gumbels[1:]).argmax(0)
-        is_new = (new + gumbels[1:]).max(0)[None] > now + gumbels[:1]
-        return jnp.where(is_new, best, -1)
+        new = new + gumbels[1:]
+        is_new = new.max(0)[None] > now + gumbels[:1]
+        return jnp.where(is_new, new.argmax(0), -1)
 
     def log_weights(
         self, target: Target, z: Chains, proposed: _Proposed
