@@ -12,7 +12,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import sharding
+from ebmpp.core import select, sharding
 from ebmpp.dependence.flow import Contraction, Flow, Gathered, Joined, Lookup, Scattered
 from ebmpp.dependence.program import (
     Bind,
@@ -284,7 +284,7 @@ def _axes_along(eqn: Equation) -> list[tuple[int, ...]]:
 def _scatter_add(eqn: Equation) -> Callable[..., Array]:
     """Return a scatter-add for arrays of any dtype."""
     names = "dimension_numbers indices_are_sorted unique_indices mode".split()
-    return partial(lax.scatter_add, **{name: eqn.params[name] for name in names})
+    return partial(lax.scatter_add, **select(eqn.params, names))
 
 
 def in_floats(

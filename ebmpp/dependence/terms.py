@@ -90,15 +90,6 @@ class SumOfTerms:
         pairs.sort_indices()
         return np.stack(pairs.nonzero(), 1).astype(np.int64)
 
-    def reads_all(self, units: range) -> bool:
-        """Return True if one element reads all of the ``units``."""
-        for slot in self.live:
-            rows = self.sets.rows(np.unique(self._sets(slot)))
-            columns = rows[:, units.start : units.stop]
-            if (np.diff(columns.indptr) == len(units)).any():
-                return True
-        return False
-
     @cached_property
     def is_forest(self) -> bool:
         """True if the units that interact form a forest."""
@@ -121,6 +112,12 @@ class SumOfTerms:
         """Return the flat elements of a term and the units that they read, as pairs of numbers."""
         element, unit = self.sets.rows(self._sets(slot)).nonzero()
         return element.astype(np.int64), unit.astype(np.int64)
+
+    def reads_of(self, site: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return elements of the concatenated terms, and the units of a site that they read."""
+        sets = np.concatenate([self._sets(slot) for slot in self.live])
+        units = self.numbers[site]
+        return self.sets.rows(sets)[:, units.start : units.stop].nonzero()
 
     def _sets(self, slot: int) -> np.ndarray:
         return np.where(self.live[slot], self._reads[slot], 0).ravel()
@@ -198,8 +195,7 @@ class SumOfTerms:
         """
         bind = guard(self.program, self._is_moving) if guarded else None
         values = self.program.run(inputs, slots, bind)
-        floats = jnp.result_type(float)
-        return {slot: jnp.asarray(v).astype(floats) for slot, v in values.items()}
+        return {slot: jnp.asarray(v).astype(float) for slot, v in values.items()}
 
     def _is_moving(self, slot: int) -> bool:
         """Return True for floats that depend on an input."""
@@ -251,7 +247,7 @@ class SumOfTerms:
                 axes = eqn.params["axes"]
                 summed = jnp.moveaxis(operands[0], axes, range(len(axes)))
                 flat = summed.reshape(-1, *summed.shape[len(axes) :])
-                return [sum_by_halves(flat.astype(jnp.result_type(float)))]
+                return [sum_by_halves(flat.astype(float))]
             return in_floats(eqn, operands, bind_tail)
 
         def total(terms):

@@ -52,7 +52,7 @@ class Categorical(Family):
         return jnp.dtype(jnp.int32)
 
     def statistics(self, x: Values) -> PerCategory:
-        return jax.nn.one_hot(x, self.num_categories, dtype=jnp.result_type(float))
+        return jax.nn.one_hot(x, self.num_categories, dtype=float)
 
     def log_normalizer(self, eta: PerCategory) -> PerUnit:
         return jax.nn.logsumexp(eta, axis=-1)

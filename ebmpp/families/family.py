@@ -149,7 +149,7 @@ class Family(abc.ABC):
     def default_eta(self) -> Natural:
         """Return the natural parameter of initial draws and empty biases, uniform if possible."""
         # compiles nothing
-        return jax.device_put(np.zeros(self.statistic_shape, jnp.result_type(float)))
+        return jax.device_put(np.zeros(self.statistic_shape))
 
     def from_mean(self, mean: Natural) -> Natural:
         """Return the natural parameter whose :meth:`mean` is ``mean``.

@@ -54,7 +54,7 @@ class SpinDistribution(dist.Distribution):
         up = jax.random.bernoulli(
             key, jax.nn.sigmoid(2 * self.eta), sample_shape + self.batch_shape
         )
-        return 2 * up.astype(jnp.result_type(float)) - 1
+        return 2 * up.astype(float) - 1
 
     def log_prob(
         self, value: Values, intermediates: list[Any] | None = None

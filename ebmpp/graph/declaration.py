@@ -23,7 +23,6 @@ from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors.factor import call_cached
-from ebmpp.graph.factors.interactions import can_be_infinite
 from ebmpp.graph.factors.probe import check_values, probe
 
 
@@ -102,8 +101,7 @@ class Declaration:
         put("nonconjugate", frozenset(reals))
         probed = {f.name: _probe(self, f) for f in self.factors}
         put("param_shapes", {name: shapes for name, (shapes, _) in probed.items()})
-        can_be = [can_be_infinite(f, self.families) for f in self.factors]
-        put("has_zeros", any(can_be) or any(flag for _, flag in probed.values()))
+        put("has_zeros", any(has_zeros for _, has_zeros in probed.values()))
         put("block_layers", tuple(self._block_layers()))
         put("layers", tuple(self._layers()))
         blocks = tuple(visible.items()), tuple(latent.items())
@@ -278,7 +276,7 @@ def _probed(
     """Probe a factor once for all graphs with these blocks and this default dtype of floats."""
     families = {b: f for b, f, _ in scope}
     splits = {b: s for b, _, s in scope if s is not None}
-    is_infinite = False
+    has_zeros = factor.has_zeros
     with sharding.eager():  # the probe looks at values, also under a trace
         try:
             params = factor.init_params(jax.random.key(0), families)
@@ -295,8 +293,8 @@ def _probed(
             np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(params)
         )
         if not factor.affine:
-            is_infinite = check_values(factor, families, params, splits)
+            has_zeros = check_values(factor, families, params, splits)
         elif not (factor.is_always_affine and are_finite):
             probe(factor, families, params, splits)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), a.dtype), params)
-    return shapes, is_infinite
+    return shapes, has_zeros

@@ -15,7 +15,6 @@ import jax
 from ebmpp.core import Params
 from ebmpp.core.display import Card, Grid
 from ebmpp.graph.declaration import Declaration
-from ebmpp.graph.factors import Factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,18 +62,12 @@ def factor_grid(graph: Declaration, params: Params | None = None) -> Grid:
         row = [factor.name, kind, ", ".join(factor.blocks), ", ".join(shapes)]
         row.append(_size(tree))
         if not is_affine:
-            row.append(_evaluations(graph, factor))
+            evaluated = [] if factor.affine else factor.blocks
+            row.append(sum(graph.splits[b].evaluations(factor) for b in evaluated))
         if params is not None:
             row.append(_root_mean_square(params[factor.name]))
         rows.append(tuple(row))
     return Grid(tuple(head), rows)
-
-
-def _evaluations(graph: Declaration, factor: Factor) -> int:
-    """Return how often a sweep evaluates the energy of a factor; 0 where it is affine."""
-    if factor.affine:
-        return 0
-    return sum(graph.splits[b].evaluations(factor) for b in factor.blocks)
 
 
 def _root_mean_square(params: PyTree) -> float:

@@ -26,6 +26,7 @@ from ebmpp.core import (
     StateLike,
     checks,
     compiled,
+    select,
     sharding,
 )
 from ebmpp.core.display import Card, Shown
@@ -455,4 +456,4 @@ def layered(**blocks: Family) -> FactorGraph:
         *map(Bias, blocks),
         *(Bilinear(a, b) for a, b in itertools.pairwise(blocks)),
     ]
-    return FactorGraph({first: blocks[first]}, {b: blocks[b] for b in rest}, factors)
+    return FactorGraph(select(blocks, [first]), select(blocks, rest), factors)

@@ -26,7 +26,15 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Natural, Params, Statistics, full_precision, sharding
+from ebmpp.core import (
+    Blocks,
+    Natural,
+    Params,
+    Statistics,
+    full_precision,
+    select,
+    sharding,
+)
 from ebmpp.errors import DomainError
 from ebmpp.families import Family
 from ebmpp.families.family import Families
@@ -134,7 +142,7 @@ def _reach(
     if stats is not None:
         eta = jax.vmap(lambda s: _eta(graph, params, block, s))(stats)
         return eta.max(0), eta.min(0)
-    families = {b: graph.families[b] for b in graph.scope([block])}
+    families = select(graph.families, graph.scope([block]))
     zero = energy.zero_statistics(graph, families)
     high = low = _eta(graph, params, block, zero)
     for b, neighbour in families.items():

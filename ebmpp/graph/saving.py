@@ -23,7 +23,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import HashableArray, Numbers, Params, archive, checks
+from ebmpp.core import HashableArray, Numbers, Params, archive, checks, select
 from ebmpp.errors import SavedFileError
 import ebmpp.families
 from ebmpp.families import Family
@@ -144,7 +144,7 @@ def load(
             _build_factor(d, custom.get(name), arrays)
             for name, d in saved_factors.items()
         ]
-        visible = {b: blocks[b] for b in body["visible"]}
+        visible = select(blocks, body["visible"])
         latent = {b: f for b, f in blocks.items() if b not in visible}
         labels = {b: _from_json(names) for b, names in body["labels"].items()}
         graph = FactorGraph(visible, latent, declared, labels=labels)
@@ -281,7 +281,7 @@ def _value(factor: Factor, families: Families, params: PyTree) -> list[float | N
 
     An energy that is not affine is taken at states; the magnitude is then the largest.
     """
-    families = {b: families[b] for b in factor.blocks}
+    families = select(families, factor.blocks)
 
     def energy_at(statistics):
         with jax.default_matmul_precision("highest"):

@@ -24,6 +24,7 @@ from ebmpp.core import (
     StateLike,
     checks,
     is_concrete,
+    select,
     sharding,
 )
 from ebmpp.errors import IntractableError, ParameterError, StateError, clash
@@ -256,7 +257,7 @@ def as_clamped(
             f"clamped blocks {list(rows)}", "at least one row", batch
         )
     full = {b: v for b, v in rows.items() if b not in known}
-    return Clamped(full, {b: rows[b] for b in known}, known, batch)
+    return Clamped(full, select(rows, known), known, batch)
 
 
 def as_arrays(

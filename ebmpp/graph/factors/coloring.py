@@ -86,8 +86,7 @@ class SplitBlock(Split):
         values = values_of(self.family)
         if values is None:
             return 0
-        is_shared = isinstance(path, Terms)
-        changes = self.num_parts if is_shared else self.family.size
+        changes = self.num_parts if isinstance(path, Terms) else self.family.size
         return changes * len(values.statistics)
 
 

@@ -34,22 +34,15 @@ def interactions(factor: Factor, families: Families, block: str) -> Edges | None
     traced = terms_of(factor, families)
     if block in declared:
         return declared[block]
-    inside = traced.numbers[block]
-    if traced.reads_all(inside) or traced.edges is None:
+    # pairs of 2000 units would be listed for a second
+    edges = None if traced.most_together == traced.sets.size else traced.edges
+    if edges is None:
         return None
-    edges = traced.edges
+    inside = traced.numbers[block]
     is_inside = ((inside.start <= edges) & (edges < inside.stop)).all(1)
     width = math.prod(families[block].stat_shape)
     pairs = np.unique((edges[is_inside] - inside.start) // width, axis=0)
     return pairs[pairs[:, 0] != pairs[:, 1]]
-
-
-def can_be_infinite(factor: Factor, families: Families) -> bool:
-    """Return True if states of probability zero are declared, or traced as a constant."""
-    if factor.affine:
-        return factor.has_zeros
-    constants = terms_of(factor, families).program.constants.values()
-    return any(np.isposinf(c).any() for c in constants)
 
 
 def terms_of(factor: Factor, families: Families) -> SumOfTerms:

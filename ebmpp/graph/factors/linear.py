@@ -122,7 +122,7 @@ class Bilinear(_Product):
     def init_params(self, rng_key: Array, families: Families) -> Array:
         first, second = (families[b].interaction_shape for b in self.blocks)
         # compiles nothing
-        return jax.device_put(np.zeros(first + second, jnp.result_type(float)))
+        return jax.device_put(np.zeros(first + second))
 
     def row_axes(self, families: Families) -> int:
         return len(families[self.blocks[0]].interaction_shape)

@@ -23,7 +23,7 @@ from ebmpp.dependence.rules import is_polynomial
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, FactorParams
-from ebmpp.graph.factors.interactions import as_scalar, energy_failed
+from ebmpp.graph.factors.interactions import as_scalar, energy_failed, terms_of
 from ebmpp.graph.factors.lateral import Split
 
 _NUM_VALUES = 128  # that are tried of a family of many values
@@ -114,7 +114,7 @@ def check_values(
 ) -> bool:
     """Check values of an energy that need not be affine: not nan or -inf, and lateral pairs.
 
-    :return: True if some are infinite.
+    :return: True if some are infinite, or the energy has an infinite constant.
     """
     statistics = random_statistics(families, factor.blocks, _NUM_STATES)
 
@@ -149,7 +149,8 @@ def check_values(
                 list(dict(factor.lateral)),
                 hint="Leave out lateral: the pairs are then read from the traced energy.",
             )
-    return bool(np.isposinf(values).any())
+    constants = terms_of(factor, families).program.constants.values()
+    return any(np.isposinf(v).any() for v in (values, *constants))
 
 
 def _moves(

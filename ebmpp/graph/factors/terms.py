@@ -44,8 +44,6 @@ class Terms:
     factor: Factor
     split: Split
     traced: SumOfTerms
-    reads: np.ndarray
-    """Units of the block, and elements of the terms that read them, as sorted pairs."""
 
     @classmethod
     def find(
@@ -61,8 +59,8 @@ class Terms:
         is_shared = not factor.affine and split.num_parts < split.family.size
         if not traced.live or not (are_pairs or is_shared):
             return None
-        terms = cls(factor, split, traced, _reads(traced, split))
-        unit, element = terms.reads.T
+        terms = cls(factor, split, traced)
+        unit, element = terms.reads
         parts = element * split.num_parts + split.colors[unit]
         if len(np.unique(parts)) < len(parts):
             return None
@@ -148,32 +146,24 @@ class Terms:
         return jax.vmap(at_row, (-1, 0), -1)(here, others)
 
     @functools.cached_property
+    def reads(self) -> tuple[np.ndarray, np.ndarray]:
+        """Units, and elements of the terms that read them, sorted."""
+        element, number = self.traced.reads_of(self.split.block)
+        unit = number // math.prod(self.split.family.stat_shape)
+        count = element.max(initial=0) + 1
+        return np.divmod(np.unique(unit * count + element), count)
+
+    @functools.cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Elements that a part is in, and the places of their units in it; places are padded."""
         split = self.split
-        unit, element = self.reads.T
+        unit, element = self.reads
         groups = positions_by_group(split.colors[unit], split.num_parts)
         places = [split.place[unit[group]] for group in groups]
         return (
             split.padded([element[group] for group in groups], 0),
             split.padded(places, split.family.size),
         )
-
-
-def _reads(traced: SumOfTerms, split: Split) -> np.ndarray:
-    """Return the sorted pairs of a unit and an element of the concatenated terms that reads it."""
-    inside = traced.numbers[split.block]
-    width = math.prod(split.family.stat_shape)
-    lists = [np.empty((0, 2), np.int64)]
-    start = 0
-    for slot in traced.live:
-        element, number = traced.elements(slot)
-        unit = (number - inside.start) // width
-        is_inside = (unit >= 0) & (unit < split.family.size)
-        lists.append(np.stack([unit, start + element], 1)[is_inside])
-        start += traced.program.size(slot)
-    unit, element = np.concatenate(lists).T
-    return np.stack(np.divmod(np.unique(unit * start + element), start), 1)
 
 
 class _Ends(NamedTuple):
@@ -221,24 +211,22 @@ class PairTerms:
     def _coefficients(self, params: FactorParams) -> Array:
         """Return C of each element."""
         terms = self.terms
-        prepared = terms.prepare(params)
+        ends = self._ends
         table = terms.values
         count = len(table)
-        basis = np.linalg.pinv(np.c_[np.ones(count), table])
+        digits = np.arange(self._num_digits)[::-1]
+        sides = np.append(terms.split.colors, 0)[:, None] >> digits & 1
         pairs = np.indices((count, count)).reshape(2, -1)
-        colors = np.append(terms.split.colors, 0)
-        values: Any = 0.0
-        for digit in range(self._num_digits):
-            side = colors >> digit & 1
-            states = table[pairs[side[:-1]]]  # (size, pairs of values, statistics)
-            shape = terms.split.family.statistic_shape
-            rows = jnp.asarray(np.moveaxis(states, 1, -1).reshape(*shape, -1))
-            elements = terms.elements(prepared, rows, {})
-            of_first = elements[self._ends.elements].reshape(-1, count, count)
-            first = expand(side[self._ends.first], target=of_first)
-            second = expand(side[self._ends.second], target=of_first)
-            turned = jnp.where(first == 1, of_first.swapaxes(1, 2), of_first)
-            values = jnp.where((first != second) | (digit == 0), turned, values)
+        states = table[pairs[sides[:-1]]]  # (size, digits, pairs of values, statistics)
+        shape = (*terms.split.family.statistic_shape, -1)
+        rows = jnp.asarray(np.moveaxis(states, -1, 1).reshape(shape))
+        elements = terms.elements(terms.prepare(params), rows, {})
+        # the highest digit in which both units differ
+        digit = (sides[ends.first] != sides[ends.second]).argmax(1)
+        values = elements.reshape(-1, len(digits), count, count)[ends.elements, digit]
+        is_second = expand(sides[ends.first, digit] == 1, target=values)
+        values = jnp.where(is_second, values.swapaxes(1, 2), values)
+        basis = np.linalg.pinv(np.c_[np.ones(count), table])
         return jnp.einsum("pk,ekl,ql->epq", basis, values, basis)
 
     @full_precision
@@ -258,13 +246,13 @@ class PairTerms:
 
     @functools.cached_property
     def _ends(self) -> _Ends:
-        unit, element = self.terms.reads[np.argsort(self.terms.reads[:, 1])].T
-        elements, start, count = np.unique(
-            element, return_index=True, return_counts=True
-        )
-        second = np.append(unit, 0)[start + 1]
-        size = self.terms.split.family.size
-        return _Ends(elements, unit[start], np.where(count == 2, second, size))
+        unit, element = self.terms.reads
+        elements, start = np.unique(element, return_index=True)
+        _, end = np.unique(element[::-1], return_index=True)
+        first = unit[start]
+        last = unit[::-1][end]
+        none = self.terms.split.family.size
+        return _Ends(elements, first, np.where(first == last, none, last))
 
     @functools.cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:

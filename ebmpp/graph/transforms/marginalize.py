@@ -24,7 +24,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import HashableArray, Params, checks, sharding
+from ebmpp.core import HashableArray, Params, checks, select, sharding
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import energy, states
@@ -108,7 +108,7 @@ def marginalize(
             graph = _without(graph, block, block if name is None else name)
         if current is not None:
             params = {n: v for n, v in current.items() if n not in absorbed}
-            params[graph.factors[-1].name] = {n: current[n] for n in absorbed}
+            params[graph.factors[-1].name] = select(current, absorbed)
     return graph if params is None else (graph, params)
 
 
@@ -121,7 +121,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     rest = {b: f for b, f in graph.families.items() if b != block}
     near = graph.neighbours([block])
     factors = [f for f in graph.factors if block in f.blocks]
-    local = Declaration({b: graph.families[b] for b in (*near, block)}, factors=factors)
+    local = Declaration(select(graph.families, (*near, block)), factors=factors)
     touched = _touched(local, block, near).items()
     tables = tuple(_Nodes.choose(b, local.families[b], units) for b, units in touched)
     entries = graph.families[block].size * math.prod(t.count for t in tables)
@@ -283,7 +283,7 @@ def _touched(
     generator = np.random.default_rng(0)
     families = local.families
     params = with_noise(_InitialOfAll(local)(jax.random.key(0)), generator)
-    stats = generic_statistics({b: families[b] for b in near}, generator)
+    stats = generic_statistics(select(families, near), generator)
 
     def natural_at(stats):
         return energy.natural(local, params, stats, (block,))[block]
@@ -338,7 +338,7 @@ def _verify(summed: SummedOut) -> None:
         raise checks.error(
             f"marginalize: energy without block {summed.block!r}",
             "affine in the statistics of its neighbours",
-            {b: families[b] for b in doubtful},
+            select(families, doubtful),
             IntractableError,
             "Use graph.free_energy or graph.log_marginal; of Gaussians beside Gaussians "
             "variance='learned'.",
