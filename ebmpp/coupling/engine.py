@@ -443,14 +443,7 @@ class _Engine:
         tally = _Count(*(jnp.zeros_like(slots.job),) * 5)
         for start, move in zip(self.offsets, self.moves):
             prepared = move.prepare(target, slots.z)
-            step = partial(
-                self._step,
-                target=target,
-                move=move,
-                prepared=prepared,
-                start=start,
-                keys=keys,
-            )
+            step = partial(self._step, target, move, prepared, start, keys)
             slots, tally = fold_parts(
                 move.num_parts(target.graph), step, (slots, tally)
             )
@@ -458,13 +451,13 @@ class _Engine:
 
     def _step(
         self,
-        part: PartIndex,
-        carry: tuple[Slots, _Count],
         target: Target,
         move: Move,
         prepared: PyTree,
         start: int,
         keys: Keys,
+        part: PartIndex,
+        carry: tuple[Slots, _Count],
     ) -> tuple[Slots, _Count]:
         """Make one trial of a part of a move in the slots whose turn it is."""
         slots, tally = carry

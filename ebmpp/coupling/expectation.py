@@ -320,20 +320,13 @@ def unbiased_expectation(
             # the pilot has the estimate's shapes, and so its program
             pilot = pairs(3).outcome(window._replace(k=NEVER))
             window, quantile = window.after(np.asarray(pilot.meeting_time))
-        estimate = estimate_pairs(pairs(1), window, unmet)
-    has_pool = target.pool is not None
-    for message in diagnose("unbiased_expectation", estimate, quantile, has_pool):
-        warnings.warn(message, stacklevel=2)
-    return estimate
+        return estimate_pairs("unbiased_expectation", pairs(1), window, unmet, quantile)
 
 
-def diagnose(
+def _diagnose(
     who: str, estimate: UnbiasedEstimate, quantile: int, has_pool: bool
 ) -> Iterator[str]:
-    """Yield warnings of pairs that met without mixing, or hardly by the pool.
-
-    :param quantile: lag that a pilot asked for.
-    """
+    """Yield warnings of pairs that met without mixing, or hardly by the pool."""
     if quantile > estimate.lag:
         yield (
             f"{who}: max_sweeps={estimate.max_sweeps} cut the window to "
@@ -444,8 +437,14 @@ class PairRun(NamedTuple):
         return describe_unmet(self.target, self.moves, *chains, window, met)
 
 
-def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate:
-    """Run pairs, and return the mean over met pairs with what leading chains show."""
+def estimate_pairs(
+    who: str, run: PairRun, window: Window, unmet: str, quantile: int
+) -> UnbiasedEstimate:
+    """Run pairs, and return the mean over met pairs with what leading chains show.
+
+    :param who: the public function that calls this one, for warnings.
+    :param quantile: lag that a pilot asked for, or 0.
+    """
     outcome = run.outcome(window)
     tau = np.asarray(outcome.meeting_time)
     met = tau >= 0
@@ -468,7 +467,7 @@ def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate
         total_sweeps=cost[met].sum(),
         compare=run.y is None and not num_unmet,
     )
-    return UnbiasedEstimate(
+    estimate = UnbiasedEstimate(
         value=value,
         standard_error=spread,
         meeting_time=time,
@@ -484,6 +483,10 @@ def estimate_pairs(run: PairRun, window: Window, unmet: str) -> UnbiasedEstimate
         overlap=overlap,
         largest_weight=weight,
     )
+    has_pool = run.target.pool is not None
+    for message in _diagnose(who, estimate, quantile, has_pool):
+        warnings.warn(message, stacklevel=3)
+    return estimate
 
 
 def cause_of(broken: int) -> str:

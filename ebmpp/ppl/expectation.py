@@ -5,7 +5,6 @@
 from collections.abc import Callable, Hashable
 import dataclasses
 from functools import partial
-import warnings
 
 from jaxtyping import PyTree
 import numpy as np
@@ -31,7 +30,6 @@ from ebmpp.coupling.expectation import (
     PairRun,
     UnbiasedEstimate,
     cause_of,
-    diagnose,
     estimate_pairs,
 )
 from ebmpp.coupling.slots import check_window
@@ -177,10 +175,7 @@ def composite_expectation(
                 f"{limit} sweeps. {_PILOT_REMEDY}."
             )
         window, quantile = window.after(times, level=1, length=_LENGTH)
-    estimate = estimate_pairs(pairs(1, x), window, unmet)
-    for message in diagnose(who, estimate, quantile, has_pool=False):
-        warnings.warn(message, stacklevel=2)
-    return estimate
+    return estimate_pairs(who, pairs(1, x), window, unmet, quantile)
 
 
 @jax.tree_util.register_static

@@ -29,7 +29,7 @@ from collections.abc import Callable
 import dataclasses
 from functools import partial
 import math
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from jaxtyping import PyTree
 from numpyro.distributions import constraints
@@ -53,8 +53,6 @@ from ebmpp.moves.move import (
     with_invalid,
 )
 from ebmpp.moves.target import Target
-
-T = TypeVar("T", bound=PyTree)
 
 
 class Draws(NamedTuple):
@@ -128,7 +126,7 @@ class Transition(NamedTuple):
         return jnp.where(is_made, proposals, z)
 
     def run(
-        self, potential: Callable[[T, PyTree], Array], sites: T, x: PyTree, draws: Draws
+        self, potential: Callable[..., Array], sites: PyTree, x: PyTree, draws: Draws
     ) -> tuple[Position, Position, PyTree]:
         """Make one transition of one chain, or two.
 

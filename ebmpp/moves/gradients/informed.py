@@ -292,8 +292,11 @@ def log_ratio(old: States, new: States) -> PerRow:
     """Return the log of the acceptance ratio."""
 
     def log_proposal(states, other):
-        terms = [jnp.where(other.here[b], v, 0) for b, v in states.logits.items()]
-        return sum(term.reshape(len(term), -1).sum(-1) for term in terms)
+        total = 0
+        for b, v in states.logits.items():
+            terms = jnp.where(other.here[b], v, 0)
+            total += terms.reshape(len(v), -1).sum(-1)
+        return total
 
     ratio = new.score - old.score + log_proposal(new, old) - log_proposal(old, new)
     # an impossible state has no fields
