@@ -37,6 +37,7 @@ from ebmpp.core import (
     checks,
     compiled,
     random,
+    select,
     sharding,
 )
 from ebmpp.errors import IntractableError, UnmetError
@@ -469,7 +470,7 @@ def anneal(
     keys = random.fold_in(key, np.arange(num))
     if x is None:
         x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(keys, 0))
-    x = {b: x[b] for b in path.sampled}
+    x = select(x, path.sampled)
     # summed on the host in float64: ten thousand small gains would lose digits in
     # float32
     total = np.zeros(num)

@@ -30,6 +30,7 @@ from ebmpp.annealing.ladder import Ladder
 from ebmpp.annealing.path import Path
 from ebmpp.annealing.reference import Pilot, center, log_partition
 from ebmpp.annealing.systems import total_log_z
+from ebmpp.core import select
 
 #: Ratio of a pilot's estimate of a half's Z to that of the particles above which they
 #: miss a part. On 11 models that they followed, Ising grids, spin glasses and 16x16
@@ -55,7 +56,7 @@ def log_missed(
     graph = path.graph
 
     def columns(x):
-        statistics = graph.statistics({b: x[b] for b in path.sampled}).values()
+        statistics = graph.statistics(select(x, path.sampled)).values()
         return np.hstack([np.asarray(t, float).reshape(len(t), -1) for t in statistics])
 
     rows = columns(chains.x)

@@ -40,8 +40,10 @@ from ebmpp.core import (
     PerRow,
     Rows,
     Scalar,
+    at_index,
     is_concrete,
     random,
+    select,
     sharding,
 )
 from ebmpp.errors import ParameterError
@@ -167,7 +169,7 @@ class Path:
         return self._knot(self.num - 1)
 
     def _knot(self, index: Array | int) -> Params:
-        return jax.tree.map(lambda a: a[0 if self.is_line else index], self.knots)
+        return at_index(self.knots, 0 if self.is_line else index)
 
     def at(self, s: Scalar) -> Rung:
         """Return the distribution at a place; at a knot it is exactly that of the knot."""
@@ -223,7 +225,7 @@ class Path:
 
     def draw(self, blocks: Iterable[str], eta: Eta, beta: Scalar, keys: Keys) -> Blocks:
         """Draw blocks at ``beta``, given their natural parameters ``eta`` under the model."""
-        families = {b: self.graph.families[b] for b in blocks}
+        families = select(self.graph.families, blocks)
         return gibbs.draw(
             families, {b: between(self.eta0[b], eta[b], beta) for b in families}, keys
         )
@@ -243,7 +245,7 @@ class Path:
         for index, move in enumerate(moves, 1):
             drawn, _ = move.draw(target, x, random.fold_in(keys, index))
             x = x | drawn
-        return {b: x[b] for b in self.sampled}
+        return select(x, self.sampled)
 
 
 def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> None:
@@ -270,4 +272,4 @@ def draw_reference(
 ) -> Blocks:
     """Draw some blocks of the reference, one row per key."""
     eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
-    return gibbs.draw({b: graph.families[b] for b in blocks}, eta, keys)
+    return gibbs.draw(select(graph.families, blocks), eta, keys)

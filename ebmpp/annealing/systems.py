@@ -27,7 +27,16 @@ from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, Rung, draw_reference
-from ebmpp.core import Blocks, Keys, Params, Scalar, full_precision, random
+from ebmpp.core import (
+    Blocks,
+    Keys,
+    Params,
+    Scalar,
+    at_index,
+    full_precision,
+    random,
+    select,
+)
 from ebmpp.graph import energy
 from ebmpp.moves.rungs import Evaluation
 
@@ -179,8 +188,8 @@ def _resample(
         parents = jnp.minimum(search(cumulated, levels), num - 1)
         parents = jnp.where(is_low[:, None], parents, jnp.arange(num)[None])
         rows = (parents + num * jnp.arange(islands)[:, None]).reshape(-1)
-        x, ancestors, evaluation = jax.tree.map(
-            lambda a: a[rows], (system.x, system.ancestors, evaluation)
+        x, ancestors, evaluation = at_index(
+            (system.x, system.ancestors, evaluation), rows
         )
         gain = jnp.where(is_low, _log_mean_weight(system.log_weights), 0)
         system = system._replace(
@@ -285,7 +294,7 @@ def all_blocks(path: Path, system: Systems, keys: IslandKeys) -> Blocks:
     row_keys = random.fold_in(particle_keys(keys, system.log_weights.shape[1]), 0, 2)
     drawn = path.draw(path.summed, evaluation.eta, jnp.ones(()), row_keys)
     x = system.x | drawn
-    return {b: x[b] for b in path.graph.families}
+    return select(x, path.graph.families)
 
 
 @full_precision

@@ -15,7 +15,7 @@ from ebmpp.core.groups import (
     ranks_in_groups,
     sum_by_halves,
 )
-from ebmpp.core.rows import expand, in_chunks, num_rows, select
+from ebmpp.core.rows import at_index, expand, in_chunks, num_rows, select
 from ebmpp.core.types import (
     BatchShape,
     Blocks,
@@ -77,6 +77,7 @@ __all__ = [
     "UnitMasks",
     "Values",
     "Words",
+    "at_index",
     "compiled",
     "expand",
     "fold_parts",

@@ -3,7 +3,7 @@
 """Helpers for arrays whose leading axis counts rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from jaxtyping import PyTree
 import numpy as np
@@ -38,6 +38,11 @@ def select(values: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     return {name: values[name] for name in names}
 
 
+def at_index(tree: T, index: Any) -> T:
+    """Return every array of a tree at an index of its first axis."""
+    return jax.tree.map(lambda a: a[index], tree)
+
+
 def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:
     """Return ``fn`` of each row; on a CPU of ``size`` rows at once, whatever their number.
 
@@ -59,7 +64,7 @@ def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:
     results = jax.tree.map(jnp.zeros_like, shapes)
 
     def add_chunk(i, results):
-        values = batched(*jax.tree.map(lambda a: a[i], chunks))
+        values = batched(*at_index(chunks, i))
         return jax.tree.map(lambda a, value: a.at[i].set(value), results, values)
 
     # XLA would merge a loop of one turn with what surrounds it, and round otherwise

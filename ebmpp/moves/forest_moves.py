@@ -19,6 +19,7 @@ from ebmpp.core import (
     checks,
     num_rows,
     random,
+    select,
 )
 from ebmpp.errors import IntractableError
 from ebmpp.graph import FactorGraph
@@ -180,7 +181,7 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
         raise checks.error(
             "forest_sweep: graph",
             "a free block of finite units that interact with few others",
-            {b: graph.families[b] for b in free},
+            select(graph.families, free),
             IntractableError,
             "Use gibbs_sweep.",
         )

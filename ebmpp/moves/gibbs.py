@@ -15,7 +15,16 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Keys, Rows, UnitMasks, fold_parts, random, sharding
+from ebmpp.core import (
+    Blocks,
+    Keys,
+    Rows,
+    UnitMasks,
+    fold_parts,
+    random,
+    select,
+    sharding,
+)
 from ebmpp.core.backend import barrier_pays, fusion_barrier
 from ebmpp.core.compile import is_fast_compile
 from ebmpp.families.family import (
@@ -50,8 +59,8 @@ def visit(
     if graph.splits.keys().isdisjoint(blocks):
         eta = target.natural(x, blocks)
         # in the layer's order; a gradient is sorted by name
-        eta = {b: eta[b] for b in blocks}
-        families = {b: graph.families[b] for b in blocks}
+        eta = select(eta, blocks)
+        families = select(graph.families, blocks)
         return keep_observed(target.keep, x, new(eta, families, None))
     (block,) = blocks
     split = graph.splits[block]
@@ -118,7 +127,7 @@ def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
 
 def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Blocks:
     """Draw initial values of ``blocks``: uniform where the family has a uniform distribution."""
-    families = {b: graph.families[b] for b in blocks}
+    families = select(graph.families, blocks)
     parts = split_words(families, random.words(keys, num_words(families)))
     return {b: family.initial(parts[b]) for b, family in families.items()}
 

@@ -36,11 +36,13 @@ from ebmpp.core import (
     RowMask,
     Rows,
     Scalar,
+    at_index,
     checks,
     expand,
     full_precision,
     num_rows,
     random,
+    select,
 )
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.family import draw_rows, num_words
@@ -222,7 +224,7 @@ class Mixture(Move[None]):
                 f"pool must have values of {names} for {self}, got None. Pass "
                 'them as in unbiased_expectation(..., coupling="mixture", pool={"v": rows}).'
             )
-        families = {b: target.graph.families[b] for b in self.blocks}
+        families = select(target.graph.families, self.blocks)
         tries = self.tries
         count = num_words(families)
         num_drawn = tries * count
@@ -240,7 +242,7 @@ class Mixture(Move[None]):
             first = number(words[:, -1], size)
             at = (first[:, None] + jnp.arange(used) * (size // used)) % size
             component = jnp.take_along_axis(at, component, axis=1)
-            part = jax.tree.map(lambda a: a[at], pool)
+            part = at_index(pool, at)
         # tries first
         component = component.T.ravel()
         drawn = words[:, :num_drawn].reshape(len(keys), tries, count)
@@ -284,9 +286,7 @@ class Mixture(Move[None]):
             return self._log_mixture(target, proposed.part, x)
 
         log_target = self._log_target(target, both_as_rows(states)).reshape(-1, rows)
-        weights = log_target - jax.vmap(log_mixture)(
-            {b: states[b] for b in self.blocks}
-        )
+        weights = log_target - jax.vmap(log_mixture)(select(states, self.blocks))
         return weights[:num_chains], weights[num_chains:]
 
     def _log_target(self, target: Target, x: Rows) -> PerRow:
@@ -305,7 +305,7 @@ class Mixture(Move[None]):
         :param part: components that all rows share, or with an axis of rows before that
             of components.
         """
-        statistics = target.graph.statistics({b: x[b] for b in self.blocks})
+        statistics = target.graph.statistics(select(x, self.blocks))
         logs = -part.log_normalizer
         for b, t in statistics.items():
             t = t.reshape(len(t), -1)
@@ -335,12 +335,12 @@ def make_pool(target: Target, move: Mixture, rows: Rows) -> Pool:
     """
     graph = target.graph
     count = num_rows(rows)
-    states = {b: rows[b] for b in move.pool_blocks(graph)} | target.clamped_rows(count)
+    states = select(rows, move.pool_blocks(graph)) | target.clamped_rows(count)
     if move.is_informed(graph):
         eta = {b: _fields(target, states, b) for b in move.blocks}
     else:
         eta = energy.natural_rows(graph, target.params, states, move.blocks)
-        eta = {b: eta[b] for b in move.blocks}
+        eta = select(eta, move.blocks)
     per_unit = [graph.families[b].log_normalizer(e) for b, e in eta.items()]
     log_normalizers = [units.reshape(count, -1).sum(-1) for units in per_unit]
     return Pool(eta, jnp.stack(log_normalizers).sum(0))

@@ -34,6 +34,7 @@ from ebmpp.core import (
     checks,
     fold_parts,
     random,
+    select,
 )
 from ebmpp.errors import IntractableError, clash
 from ebmpp.families.family import Families
@@ -506,7 +507,7 @@ class Layer(Move[PyTree]):
         split = graph.splits.get(self.blocks[0])
         if split is not None:
             return {split.block: split.part_family(part)}
-        return {b: graph.families[b] for b in self.blocks}
+        return select(graph.families, self.blocks)
 
     def put(
         self,

@@ -30,6 +30,7 @@ from ebmpp.core import (
     checks,
     is_concrete,
     random,
+    select,
     sharding,
 )
 from ebmpp.errors import ArgumentError, DomainError
@@ -237,7 +238,7 @@ class TemperedSweep(Move[None]):
             return self.half(ensemble, x, keys, parity).x, None
 
         x, _ = lax.scan(half, dict(x), jnp.arange(2))
-        return {b: x[b] for b in self.blocks}, 0
+        return select(x, self.blocks), 0
 
     def half(self, ensemble: Ensemble, x: Rows, keys: Keys, parity: Array) -> Half:
         """Draw all layers, and make the swaps of one parity: 0 for even ones, 1 for odd ones."""
@@ -263,7 +264,7 @@ class TemperedSweep(Move[None]):
             return z, broken.any(-1) | has_nan
 
         z, broken = lax.scan(half, dict(z), jnp.arange(2))
-        moved = {b: z[b] for b in self.blocks}
+        moved = select(z, self.blocks)
         return final_attempt(moved, trial, broken.any(0))
 
     def _couple(

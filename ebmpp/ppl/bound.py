@@ -20,7 +20,17 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Rows, Scalar, Schedule, checks, fold_parts, random
+from ebmpp.core import (
+    Blocks,
+    Rows,
+    Scalar,
+    Schedule,
+    at_index,
+    checks,
+    fold_parts,
+    random,
+    select,
+)
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_rows
@@ -84,7 +94,7 @@ class BoundGraph(Target):
         def at_row(params, rows):
             target = dataclasses.replace(self, params=params)
             result = fn(target, *jax.tree.map(lambda a: a[None], rows))
-            return jax.tree.map(lambda a: a[0], result)
+            return at_index(result, 0)
 
         return jax.vmap(at_row, in_axes=(self.axes, 0))(self.params, rows)
 
@@ -198,7 +208,7 @@ def _natural(target: Target, x: Rows, layer: Move, part: PartIndex) -> PyTree:
     """Return natural parameters of a part of a layer, by row, or tables."""
     chains = {b: v[None] for b, v in x.items()}
     prepared = layer.prepare(target, chains)
-    return jax.tree.map(lambda e: e[0], layer.focus(target, prepared, chains, part))
+    return at_index(layer.focus(target, prepared, chains, part), 0)
 
 
 def _draw_part(
@@ -224,7 +234,7 @@ def _accept(
     """
     if bound.log_likelihood is None or set(layer.blocks).isdisjoint(bound.sites):
         return {**x, **drawn}, jnp.zeros(len(keys), bool)
-    families = {b: bound.graph.families[b] for b in layer.blocks}
+    families = select(bound.graph.families, layer.blocks)
     proposed = {**x, **drawn}
     # words apart from the draw's: one per unit, and one for the row
     size = sum(family.size for family in families.values())

@@ -17,7 +17,17 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Blocks, Params, SiteArrays, State, checks, num_rows, random
+from ebmpp.core import (
+    Blocks,
+    Params,
+    SiteArrays,
+    State,
+    at_index,
+    checks,
+    num_rows,
+    random,
+    select,
+)
 from ebmpp.errors import ParameterError, UnmetError
 from ebmpp.exact import perfect
 from ebmpp.graph import FactorGraph, energy, states
@@ -187,7 +197,7 @@ class Exchange(SiteKernel):
         init = _check_init(self.prior, init_params, chains)
         init_one = partial(self._init_one, num_warmup=num_warmup)
         state = over_chains(init_one, rng_key)(rng_key, init)
-        first = jax.tree.map(lambda v: v[0], state) if batched else state
+        first = at_index(state, 0) if batched else state
         self._check_start(first, call)
         return state
 
@@ -327,7 +337,7 @@ class Exchange(SiteKernel):
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
         # impossible proposals are rejected whatever the auxiliary rows
         failed = ~valid.all() & (prior > -jnp.inf)
-        return prior + gain(rows) - gain({b: drawn[b] for b in rows}), failed
+        return prior + gain(rows) - gain(select(drawn, rows)), failed
 
     def _auxiliary(
         self, params: Params, rows: Blocks, summed: tuple[str, ...], keys: Array

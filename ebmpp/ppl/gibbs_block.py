@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Rows, SiteArrays, checks, random
+from ebmpp.core import Blocks, Rows, SiteArrays, checks, random, select
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
@@ -532,4 +532,4 @@ def _update(
         z = kernel.advance(gibbs_sites, call, rng_key).z
     else:
         z = kernel.advance(gibbs_sites, call, random.key_pair(rng_key)).z
-    return {site: z[site] for site in kernel.sites}
+    return select(z, kernel.sites)

@@ -27,6 +27,7 @@ from ebmpp.core import (
     expand,
     full_precision,
     induced_edges,
+    select,
     sharding,
 )
 from ebmpp.errors import IntractableError
@@ -59,7 +60,7 @@ class ForestTables:
     def __init__(self, graph: FactorGraph, units: UnitsByBlock) -> None:
         self.graph = graph
         self.units = units
-        self.families = {b: graph.families[b] for b in units}
+        self.families = select(graph.families, units)
         self.forest = _induced(graph, units)
         lengths = [len(u) for u in units.values()]
         self._states = _state_table(self.families, lengths)
@@ -145,7 +146,7 @@ class ForestTables:
         """Return False for the states of observed units that differ from their values."""
         held = {b: jnp.broadcast_to(keep.get(b, False), x[b].shape) for b in self.units}
         is_held = self._join(held)[..., :1] > 0
-        value = self._join({b: x[b] for b in self.units})[..., :1]
+        value = self._join(select(x, self.units))[..., :1]
         return ~(is_held & (value != self._states.values[None]))
 
     @full_precision
@@ -170,7 +171,7 @@ class ForestTables:
         self, params: Params, t: Blocks
     ) -> Float[Array, "halves entries units entries"]:
         """Return derivatives of all natural parameters in each statistic of the units of a half."""
-        point = {b: t[b] for b in self.units}
+        point = select(t, self.units)
 
         def natural_at(v):
             return energy.contributed(
@@ -207,7 +208,7 @@ class ForestTables:
         """Return statistics of blocks, with the forest's units at 0."""
         blocks = [b for factor in factors for b in factor.blocks]
         scope = dict.fromkeys((*self.units, *blocks))
-        t = self.graph.statistics({b: x[b] for b in scope})
+        t = self.graph.statistics(select(x, scope))
         for b, family in self.families.items():
             is_outside = jnp.asarray(self._half[b] < 0).reshape(1, *family.shape)
             t[b] = jnp.where(expand(is_outside, t[b]), t[b], 0.0)

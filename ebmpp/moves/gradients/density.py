@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, PerRow, Rows, Scalar, checks, num_rows
+from ebmpp.core import Eta, PerRow, Rows, Scalar, checks, num_rows, select
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
@@ -57,6 +57,6 @@ def local_density(
 def surroundings(target: Target, x: Rows, blocks: Sequence[str]) -> tuple[Eta, PerRow]:
     """Return statistics of the neighbours of blocks, and the inverse temperature, of each row."""
     graph = target.graph
-    around = graph.statistics({b: x[b] for b in graph.neighbours(blocks)})
+    around = graph.statistics(select(x, graph.neighbours(blocks)))
     beta = jnp.atleast_1d(target.beta)
     return around, jnp.tile(beta, num_rows(x) // len(beta))

@@ -40,7 +40,18 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Chains, Eta, Keys, Rows, Scalar, checks, random
+from ebmpp.core import (
+    Blocks,
+    Chains,
+    Eta,
+    Keys,
+    Rows,
+    Scalar,
+    at_index,
+    checks,
+    random,
+    select,
+)
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
@@ -135,7 +146,7 @@ class Transition(NamedTuple):
         :param x: their points, trees of arrays with a leading axis of chains.
         :return: the chains after the trajectory and after the walk, and their points.
         """
-        _, unravel = ravel_pytree(jax.tree.map(lambda a: a[0], x))
+        _, unravel = ravel_pytree(at_index(x, 0))
         z = jax.vmap(lambda x: ravel_pytree(x)[0])(x)
 
         def potential_of(site):
@@ -254,7 +265,7 @@ class Hamiltonian(Move[None]):
             leading axes of chains and rows.
         """
         graph = target.graph
-        x = {b: z[b] for b in self.blocks}
+        x = select(z, self.blocks)
         around = jax.vmap(partial(surroundings, target, blocks=self.blocks))(dict(z))
         free = {
             b: jnp.broadcast_to(~target.keep.get(b, jnp.array(False)), v.shape)

@@ -40,6 +40,7 @@ from ebmpp.core import (
     checks,
     full_precision,
     random,
+    select,
     sharding,
 )
 from ebmpp.families import Bernoulli, Categorical, Family
@@ -244,7 +245,7 @@ class Informed(Move[None]):
     def evaluate(self, target: Target, x: Rows, new: Rows) -> States:
         """Evaluate rows ``x`` with new values of the blocks."""
         graph = target.graph
-        new = {b: new[b] for b in self.blocks}
+        new = select(new, self.blocks)
         fn = jax.vmap(jax.value_and_grad(local_density(target, self.blocks)))
         around = surroundings(target, x, self.blocks)
         score, fields = fn(graph.statistics(new), *around)
