@@ -147,7 +147,7 @@ def find_ladder(
     """
     keys = key[None]
 
-    def body(pilot: _Pilot) -> _Pilot:
+    def body(pilot):
         system = pilot.system
         place = pilot.places[pilot.count - 1]
         low = path.at(place)

@@ -28,6 +28,7 @@ where f of a system is its weighted mean of f. Memory does not grow with :math:`
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, TypeVar
 import warnings
 
@@ -54,6 +55,7 @@ from ebmpp.core import (
     Params,
     Scalar,
     StateLike,
+    at_index,
     checks,
     compiled,
     random,
@@ -130,13 +132,13 @@ def run_pair(
     length = m - k + 1
     dtype = jnp.result_type(float)
 
-    def is_running(pair: _Pair) -> Array:
+    def is_running(pair):
         result = pair.result
         is_needed = (result.meeting_time < 0) | (result.num_systems <= m)
         is_open = is_needed & ~result.broken
         return is_open & (result.num_systems < (max_systems or checks.LARGEST))
 
-    def transition(pair: _Pair, new: Chain, cess: Array) -> _Pair:
+    def transition(pair, new, cess):
         result = pair.result
         t = result.num_systems
         is_unmet = result.meeting_time < 0
@@ -172,11 +174,11 @@ def run_pair(
         )
         return _Pair(x, y, rejections, result)
 
-    def body(pair: _Pair) -> _Pair:
+    def body(pair):
         times = pair.result.num_systems + jnp.arange(_BATCH)
         log_z, values, cess = propose(random.fold_in(key, times))
         for i in range(_BATCH):
-            new = Chain(log_z[i], jax.tree.map(lambda v, i=i: v[i], values))
+            new = Chain(log_z[i], at_index(values, i))
             after = transition(pair, new, cess[i])
             pair = after if i == 0 else _select(is_running(pair), after, pair)
         return pair
@@ -201,7 +203,7 @@ def run_pair(
 
 
 def _select(condition: Array, new: _Tree, old: _Tree) -> _Tree:
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+    return jax.tree.map(partial(jnp.where, condition), new, old)
 
 
 @compiled(statics=3, key=lambda *args: args[3].graph, unbounded=True)

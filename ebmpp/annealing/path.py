@@ -128,7 +128,7 @@ class Path:
     def ends_at(self, params: Params) -> bool:
         """Return True if these are the params of its model."""
         with sharding.eager():  # known arrays may be compared under a transformation
-            same = jax.tree.map(lambda a, b: jnp.array_equal(a, b), self.params, params)
+            same = jax.tree.map(jnp.array_equal, self.params, params)
             return all(map(bool, jax.tree.leaves(same)))
 
     def to(self, params: Params) -> "Path":

@@ -264,7 +264,7 @@ def run_rungs(
     :param sweeps: Gibbs sweeps per rung; may be traced.
     """
 
-    def body(index: Array, system: Systems) -> Systems:
+    def body(index, system):
         low = path.at(places[index - 1])
         high = path.at(places[index])
         here = path.evaluate(low.params, system.x)
@@ -279,7 +279,7 @@ def run_rungs(
 def energy_gradient(path: Path, params: Params, system: Systems) -> Params:
     """Return each system's mean of dE/dparams, with the other blocks summed out."""
 
-    def mean_gradient(weights: Array, x: Blocks) -> Params:
+    def mean_gradient(weights, x):
         def marginal(p):
             return -(weights @ energy.summed_out(path.graph, p, x, path.summed))
 

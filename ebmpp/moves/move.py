@@ -355,14 +355,7 @@ def _couple_move(
         z, flags, broken, total = carry
         focused = move.focus(target, prepared, z, part)
         same = rows_agree(flags, move.reads(target.graph), rows)
-        trial = Trial(
-            keys=keys,
-            first=jnp.ones(rows, bool),
-            same=same,
-            part=part,
-            flags=flags,
-            most=most,
-        )
+        trial = Trial(keys, jnp.ones(rows, bool), same, part, flags, most)
         draw = couple_focused(target, focused, z, move, start + part, trial)
         z = z | stack_chains(draw.x, draw.y)
         flags = update_flags(target, move, flags, z, part, draw, draw.done)

@@ -135,15 +135,16 @@ def initial_states(
     :param kind: "uniform", or "local_mode" to continue with :func:`near_modes`.
     :param blocks: blocks for which words are drawn; default: all.
     """
+    init = init or {}
     families = target.graph.families
-    x = initial_rows(target.graph, tuple(blocks) or tuple(families), keys)
-    for b, v in {**(init or {}), **target.clamped}.items():
+    x = initial_rows(target.graph, tuple(blocks) or families, keys)
+    for b, v in {**init, **target.clamped}.items():
         rows = jnp.broadcast_to(v, (len(keys), *v.shape[1:]))
         x[b] = rows.astype(families[b].dtype)
     x = target.with_observed(x)
     if init:
         x = draw_rest(target, x, random.fold_in(keys, 3), init)
-    x = find_possible(target, x, random.fold_in(keys, 4), init or {})
+    x = find_possible(target, x, random.fold_in(keys, 4), init)
     return near_modes(target, x, keys) if kind == "local_mode" else x
 
 

@@ -42,7 +42,7 @@ def local_density(
     factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
     reference = None if target.tempering is None else target.tempering.reference
 
-    def log_density_at(t: Eta, around: Eta, beta: Scalar) -> Scalar:
+    def log_density_at(t, around, beta):
         t_all = {**around, **t}
         value = -energy.energy(graph, target.params, t_all, factors, as_written=True)
         value = beta * value

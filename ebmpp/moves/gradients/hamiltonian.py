@@ -43,10 +43,8 @@ import jax.numpy as jnp
 from ebmpp.core import (
     Blocks,
     Chains,
-    Eta,
     Keys,
     Rows,
-    Scalar,
     at_index,
     checks,
     random,
@@ -197,11 +195,6 @@ def _solve(factor: Array, x: Array, transposed: bool = False) -> Array:
 # -- moves of blocks ------------------------------------------------------------------
 
 
-#: Of one row: masks of the units that move, statistics of the neighbours, and the inverse
-#: temperature.
-_Site = tuple[Blocks, Eta, Scalar]
-
-
 @dataclasses.dataclass(frozen=True)
 class Hamiltonian(Move[None]):
     r"""Hamiltonian trajectory and random-walk step of real-valued units of any energy.
@@ -279,17 +272,16 @@ class Hamiltonian(Move[None]):
         log_density = local_density(target, self.blocks)
         angles = [b for b in x if graph.families[b].support is constraints.circular]
 
-        def potential(site: _Site, x: Blocks) -> Array:
+        def potential(site, x):
+            # masks of the units that move, and what surroundings returns
             free, around, beta = site
             # observed units feel no force
             x = {b: jnp.where(free[b], v, lax.stop_gradient(v)) for b, v in x.items()}
             value = log_density(graph.statistics(x), around, beta)
             return -value - energy.log_base_measure(graph, x)
 
-        def move_row(
-            old: Blocks, sites: _Site, key: Array
-        ) -> tuple[Blocks, Array, Array]:
-            is_free, _ = ravel_pytree({b: v[0] for b, v in sites[0].items()})
+        def move_row(old, sites, key):
+            is_free, _ = ravel_pytree(at_index(sites[0], 0))
             draws = draw_numbers(key, size)
             draws = draws._replace(
                 momentum=jnp.where(is_free, draws.momentum, 0),

@@ -209,7 +209,7 @@ class Informed(Move[None]):
         """
         graph = target.graph
 
-        def step(i: Array, walk: _Walk) -> _Walk:
+        def step(i, walk):
             old, count, broken = walk
             step_keys = random.fold_in(keys, i)
             log_u = jnp.log(random.uniforms(random.fold_in(step_keys, 0, 1), 1)[:, 0])
