@@ -231,10 +231,9 @@ def wasserstein_upper_bound(
     sums = np.where(t + lag <= last, total[:, sweep - first], 0.0)
     sums[~data.met] = np.inf
 
-    def bound(index):
-        return sums[index].mean(0)
-
-    return _with_band(bound, data, t, num_bootstrap, level, seed)
+    return _with_band(
+        lambda index: sums[index].mean(0), data, t, num_bootstrap, level, seed
+    )
 
 
 def _paths(source: MeetingSource, names: Collection[str]) -> tuple[Sweeps, PairPaths]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bias of an estimator's gradient for one model, measured against an unbiased estimator."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import warnings
 
@@ -190,7 +190,7 @@ def gradient_bias(
         graph, params, rows, estimator, state, count, random.fold_in(key, 0, 0)
     )
 
-    def run(plan: Repeats, key: Key) -> Iterator[tuple[Params, Mapping[str, Array]]]:
+    def run(plan, key):
         """Yield gradient and metrics of each repeat."""
         who = type(plan.estimator).__name__
         bar = tqdm(plan.states, who, disable=not progress_bar, unit="step")

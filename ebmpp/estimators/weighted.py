@@ -226,12 +226,9 @@ class WeightedPCD(phases.BiasedEstimator):
             fresh, rungs = particles.fresh_systems(line, key, _ISLANDS, size, self.k)
             return _place(fresh), _first_variance(fresh), rungs
 
-        def proceed():
-            return watchers, variance, jnp.int32(0)
-
         _, error = _log_z(watchers, variance)
         is_due = ~(error <= _MAX_ERROR) & (state.rest <= 0)
-        return lax.cond(is_due, restart, proceed)
+        return lax.cond(is_due, restart, lambda: (watchers, variance, jnp.int32(0)))
 
     def _follow(self, path: Path, system: systems.Systems, key: Key) -> systems.Systems:
         """Reweight to the new params, resample, sweep. Counters start at zero."""

@@ -61,10 +61,7 @@ def _log_likelihood(
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
 def _gradient(graph: FactorGraph, params: Params, *rest: Any) -> Params:
-    def mean(params):
-        return _log_likelihood(graph, params, *rest).mean()
-
-    return jax.grad(mean)(params)
+    return jax.grad(lambda p: _log_likelihood(graph, p, *rest).mean())(params)
 
 
 # a declaration probes its factors, which takes tenths of a second
@@ -256,10 +253,7 @@ def grad_log_likelihood(graph: FactorGraph, params: Params, rows: StateLike) -> 
         tables.check_possible(log_likelihood(graph, params, rows))
 
     # integers have no gradient
-    def as_float(param):
-        return jnp.asarray(param, jnp.result_type(param, float))
-
-    real = jax.tree.map(as_float, params)
+    real = jax.tree.map(lambda p: jnp.asarray(p, jnp.result_type(p, float)), params)
     value = _gradient(graph, real, table.rows, table.known, clamped, free)
     return _checked(value, params, free)
 

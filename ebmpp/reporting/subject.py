@@ -170,10 +170,10 @@ def spread_draws(
     sweeps = next(iter(draws.values())).shape[1]
     index = np.linspace(sweeps - 1, 0, per_chain, endpoint=False).astype(int)
 
-    def pick(v):
-        return np.moveaxis(v[:chains, index], 1, 0).reshape(-1, *v.shape[2:])
-
-    return {b: pick(v) for b, v in draws.items()}
+    return {
+        b: np.moveaxis(v[:chains, index], 1, 0).reshape(-1, *v.shape[2:])
+        for b, v in draws.items()
+    }
 
 
 def _kernel(graph: FactorGraph, replicas: int) -> BlockedGibbs | ParallelTempering:

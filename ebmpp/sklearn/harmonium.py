@@ -153,7 +153,7 @@ def gibbs(
     """Return visible rows after ``count`` sweeps: latents first, then visibles."""
     keys = random.fold_in(key, jnp.arange(len(v)))
 
-    def sweep(i: Array, v: Array) -> Array:
+    def sweep(i, v):
         x = {"v": v}
         for index, block in enumerate(("h", "v")):
             x |= Layer((block,)).draw(

@@ -131,7 +131,7 @@ def as_source(
             hint="It is the size of all parts together.",
         )
 
-    def make_local() -> BatchSource:
+    def make_local():
         local_size = None if size is None else size // count
         local_key = random.fold_in(key, jax.process_index())
         return _local_source(graph, data, weights, local_size, local_key, on_host=True)
@@ -198,7 +198,7 @@ class RowOrder:
         self.batch_size = min(size, batch_size)
 
         @lru_cache(maxsize=2)  # a batch may span two epochs
-        def permutation(epoch: int) -> np.ndarray:
+        def permutation(epoch):
             return np.random.default_rng([*self.key, epoch]).permutation(size)
 
         self._permutation = permutation
@@ -381,7 +381,7 @@ class ProcessRows:
         weights: ArrayLike | None,
         is_read_later: bool,
     ) -> None:
-        def make() -> tuple[BatchSource, int]:
+        def make():
             source = make_local()
             return source, num_rows(source.sample().rows)
 
@@ -408,7 +408,7 @@ class ProcessRows:
     def batch(self, number: int) -> Selection:
         """Return the parts of all processes, sharded over the devices."""
 
-        def read() -> Selection:
+        def read():
             return self._local.batch(number)
 
         local = _in_all_processes(read) if self._is_read_later else read()
@@ -513,7 +513,7 @@ class Prefetch(contextlib.AbstractContextManager["Prefetch"]):
         wide = config.jax_enable_x64
         device = config.jax_default_device
 
-        def read(number: int) -> Selection:
+        def read(number):
             with jax.enable_x64(wide), jax.default_device(device):
                 return self._source.batch(number)
 

@@ -150,7 +150,7 @@ def estimated_log_likelihood(
     )
     data = rows if data is None else _rows(graph, data)
 
-    def estimate(params: Params) -> float:
+    def estimate(params):
         return (
             ais(
                 graph,
@@ -322,7 +322,7 @@ def gradient_bias(
     rng_key = checks.key("gradient_bias: rng_key", rng_key)
     certificate.check_repeats(estimator, num_repeats, reference, num_references)
 
-    def measure(params: Params, state: PyTree) -> float:
+    def measure(params, state):
         fresh = certificate.state_shapes(graph, params, rows, estimator)
         if state is not None and shapes(state) != shapes(fresh):
             return math.nan

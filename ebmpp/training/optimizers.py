@@ -92,7 +92,7 @@ class Comparable:
             )
         program, numbers = _with_rates(closed)
 
-        def update(*inputs: PyTree) -> PyTree:
+        def update(*inputs):
             leaves = core.jaxpr_as_fun(program)(*jax.tree.leaves(inputs))
             return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -183,7 +183,7 @@ def projected(
     0.0100
     """
 
-    def project(updates: PyTree, params: PyTree) -> PyTree:
+    def project(updates, params):
         if params is None:
             raise checks.error("projected: params", _PASSED, None)
         free: PyTree = optax.apply_updates(params, updates)
@@ -214,7 +214,7 @@ def box(
     if are_numbers and not low <= high:
         raise checks.error("box: low", f"at most high, {high}", low)
 
-    def project(params: Params) -> Params:
+    def project(params):
         bounds = (_bound(low, params, -math.inf), _bound(high, params, math.inf))
         return optax.projections.projection_box(params, *bounds)
 
@@ -267,12 +267,10 @@ def averaged(
     from_step = checks.count("averaged: from_step", from_step, least=0)
     optimizer = as_transformation("averaged: optimizer", optimizer)
 
-    def init(params: PyTree) -> AveragedState:
+    def init(params):
         return AveragedState(jnp.int32(0), params)
 
-    def update(
-        updates: PyTree, state: PyTree, params: PyTree = None
-    ) -> tuple[PyTree, AveragedState]:
+    def update(updates, state, params=None):
         if params is None:
             raise checks.error("averaged: params", _PASSED, None)
         count = state.count + 1

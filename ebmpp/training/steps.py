@@ -219,15 +219,15 @@ def run_chunk(
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
-    def step_at(i: Array, state: TrainState) -> tuple[TrainState, Metrics, Array]:
+    def step_at(i, state):
         batch = _merged(shared, jax.tree.map(lambda a: jnp.asarray(a)[i], parts))
         step = first + jnp.asarray(offsets)[i]
         return _step(program, key, state, numbers, step, batch)
 
-    def cond(carry: _Carry) -> Array:
+    def cond(carry):
         return (carry.done < count) & (carry.work < budget)
 
-    def body(carry: _Carry) -> _Carry:
+    def body(carry):
         i = carry.done
         state, metrics, cost = step_at(i, carry.state)
         table = jax.tree.map(
@@ -311,7 +311,7 @@ class _Update(NamedTuple):
 def _update(
     optimizer: Callable[..., PyTree], gradient: Params, state: TrainState
 ) -> _Update:
-    def apply(gradient: Params) -> _Update:
+    def apply(gradient):
         updates, moved = optimizer(gradient, state.optimizer, state.params)
         proposed = optax.apply_updates(state.params, updates)
         # Zero times what is not finite is nan: a sum takes one pass, a test of each
@@ -328,7 +328,7 @@ def _update(
 
     # XLA would compute the gradient again in each of the optimiser's kernels, but not
     # across a branch: a step of PCD compiles in 0.8 of the time.
-    def skip(gradient: Params) -> _Update:
+    def skip(gradient):
         norm = jax.eval_shape(optax.tree.norm, gradient)
         nan = jnp.full((), jnp.nan, norm.dtype)
         return _Update(state.params, state.optimizer, state.ok, nan)

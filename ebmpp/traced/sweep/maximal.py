@@ -63,7 +63,7 @@ def maximal(
     def density(distribution, x):
         return jnp.sum(distribution.log_prob(x))
 
-    def trial(state: _Trials) -> _Trials:
+    def trial(state):
         # trial 0 draws from p, the others from q: one loop, because a sampler such as
         # gamma's takes the better part of a second to compile
         number = state.number

@@ -218,10 +218,8 @@ class _Shares:
             if eqn.name in _IN_ORDER and self._keep_order(eqn, operands, moving):
                 return
 
-        def push(*tangents):
-            return _pushed(eqn, operands, moving, tangents)
-
-        results = jax.vmap(push)(*map(self.dense, slots))
+        push = jax.vmap(partial(_pushed, eqn, operands, moving))
+        results = push(*map(self.dense, slots))
         self._dense |= zip(eqn.outputs, results)
 
     def _multiply(self, eqn: Equation, operands: list[Array], moving: int) -> bool:
@@ -244,7 +242,7 @@ class _Shares:
         starts, shares = zip(*(self.ordered[eqn.inputs[i]] for i in moving))
         if len(set(starts)) != 1:
             return False
-        results = _pushed(eqn, operands, moving, shares)
+        results = _pushed(eqn, operands, moving, *shares)
         if {a.size for a in results} != {share.size for share in shares}:
             return False
         for slot, share in zip(eqn.outputs, results):
@@ -253,10 +251,7 @@ class _Shares:
 
 
 def _pushed(
-    eqn: Equation,
-    operands: list[Array],
-    moving: list[int],
-    tangents: Sequence[Array],
+    eqn: Equation, operands: list[Array], moving: list[int], *tangents: Array
 ) -> list[Array]:
     """Return the tangents of an affine equation's results."""
 
@@ -267,7 +262,7 @@ def _pushed(
         return list(in_floats(eqn, values))
 
     primals = tuple(operands[i] for i in moving)
-    return jax.jvp(results, primals, tuple(tangents))[1]
+    return jax.jvp(results, primals, tangents)[1]
 
 
 def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
