@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ArviZ DataTrees of draws and histories, and a summary that marks frozen chains."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 import dataclasses
 import importlib
 import math
@@ -17,15 +17,15 @@ import xarray as xr
 
 import jax
 
-from ebmpp.core import checks, select
+from ebmpp.core import VERSION, checks, select
 from ebmpp.coupling.expectation import UnbiasedEstimate
-from ebmpp.diagnostics import naming
 from ebmpp.diagnostics.meeting import meeting_data
-from ebmpp.diagnostics.naming import Coords, DimNames, Dims, Samples
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
-from ebmpp.kernels import LongDraws, MaximalCoupling, Moments
+from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
 from ebmpp.kernels.streaming import leaves_by_name, variable_name, variable_names
 from ebmpp.ppl import CoupledComposite, ModelBlock
+from ebmpp.ppl.gibbs_block import GraphBlock
+from ebmpp.traced.block import SiteKernel
 
 # fields of coupled kernels that the group "meeting" shows
 _PAIR_FIELDS = ("distance", "energies")
@@ -36,6 +36,26 @@ _SELECTIONS = "var_names filter_vars group sample_dims".split()
 _MOST_LIKELIHOODS = 2**28  # of draws and observed values, 1 GB
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
+
+_SAMPLE_DIMS = ("chain", "draw")
+#: ArviZ's names of the kernels' fields.
+_ARVIZ_NAMES = {
+    "acceptance": "acceptance_rate",
+    "accept_prob": "acceptance_rate",
+    "num_steps": "n_steps",
+    "log_density": "lp",
+}
+
+Dims = Mapping[str, Sequence[str]]
+Coords = Mapping[str, Sequence[Any]]
+#: Values of one field of a kernel's state.
+FieldValues = np.ndarray | xr.DataArray
+#: Names of a value's dimensions after chain and draw.
+DimNames = dict[str, list[str]]
+#: Sites of a model by name, from NumPyro.
+Trace = Mapping[str, dict[str, Any]]
+Samples = Mapping[str, np.ndarray]
+Kernel = RowKernel | CoupledComposite | SiteKernel | Gibbs
 
 
 def to_datatree(
@@ -113,7 +133,7 @@ def to_datatree(
             "cost": ("chain", result.cost),
         }
         chains = {"chain": np.arange(len(met))}
-        groups["meeting"] = xr.Dataset(values, chains, naming.attributes(None))
+        groups["meeting"] = xr.Dataset(values, chains, _attributes(None))
     elif isinstance(history := getattr(result, "history", None), xr.Dataset):
         groups["history"] = history
     if not groups or dims or coords:
@@ -122,7 +142,7 @@ def to_datatree(
             "an MCMC of an ebmpp kernel or, without dims and coords, an estimate or a fit",
             type(result),
         )
-    root = xr.Dataset(attrs=naming.attributes(result))
+    root = xr.Dataset(attrs=_attributes(result))
     return xr.DataTree.from_dict({"/": root, **groups})
 
 
@@ -155,7 +175,7 @@ def to_arviz(result: object, **options: Any) -> Any:
 
 def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     kernel = mcmc.sampler
-    if not isinstance(kernel, naming.Kernel) or mcmc.last_state is None:
+    if not isinstance(kernel, Kernel) or mcmc.last_state is None:
         raise checks.error(
             "result, an MCMC,",
             "of an ebmpp kernel or of numpyro.infer.Gibbs, after mcmc.run(key, params)",
@@ -166,9 +186,9 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
 
     samples = jax.device_get(mcmc.get_samples(group_by_chain=True))
     model_groups, plates = _model_groups(mcmc, samples)
-    attrs = naming.attributes(kernel)
-    names = naming.dims_of(kernel, samples, dims, plates)
-    coords = naming.coords_of(kernel, samples, names, coords)
+    attrs = _attributes(kernel)
+    names = _dims_of(kernel, samples, dims, plates)
+    coords = _coords_of(kernel, samples, names, coords)
     extra = mcmc.get_extra_fields(group_by_chain=True)
     fields = {
         name: np.asarray(v)
@@ -179,7 +199,7 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     posterior = {variables[name]: x for name, x in samples.items()}
     groups: dict[str, Any] = {"posterior": posterior}
     if fields:
-        groups["sample_stats"] = naming.statistics(fields)
+        groups["sample_stats"] = _statistics(fields)
     groups |= model_groups
     names = plates | {variables[name]: v for name, v in names.items()}
     tree = arviz_base.from_dict(
@@ -213,7 +233,7 @@ def _model_groups(mcmc: MCMC, samples: Samples) -> tuple[dict[str, Samples], Dim
         return {}, {}
     model = kernel.info.model if isinstance(kernel, ModelBlock) else kernel.model
     trace = prototype_trace(model, jax.random.key(0), mcmc._args, mcmc._kwargs)
-    plates = naming.plate_dims(trace)
+    plates = _plate_dims(trace)
     observed = {
         variable_name(name): np.asarray(site["value"])
         for name, site in trace.items()
@@ -240,14 +260,14 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     for name in ("meeting_time", "met"):
         value = np.asarray(getattr(state, name))
         value = value[None] if mcmc.num_chains == 1 else value
-        dims = ["chain", *naming.row_dims(value.ndim - 1)]
+        dims = ["chain", *_row_dims(value.ndim - 1)]
         values[name] = (dims, value)
     values["lag"] = kernel.lag
     coords = {"chain": np.arange(mcmc.num_chains)}
     if isinstance(kernel, MaximalCoupling):
         fields = mcmc.get_extra_fields(group_by_chain=True)
         distance, energies = (np.asarray(fields[name]) for name in _PAIR_FIELDS)
-        dims = ["chain", "sweep", *naming.row_dims(distance.ndim - 2)]
+        dims = ["chain", "sweep", *_row_dims(distance.ndim - 2)]
         values["distance"] = (dims, distance)
         values["energy"] = (dims, energies[:, :, 0])
         values["energy_following"] = (dims, energies[:, :, 1])
@@ -334,7 +354,7 @@ def summary(tree: xr.DataTree | xr.Dataset, **kwargs) -> pd.DataFrame:
 def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree:
     """Return groups ``moments``, and ``posterior`` and ``sample_stats`` where draws were kept."""
     kernel = result.mcmc.sampler
-    attrs = naming.attributes(kernel)
+    attrs = _attributes(kernel)
     still = getattr(result.last_state, "still", {})
     columns = {
         statistic: leaves_by_name(getattr(result.moments, statistic), "value")
@@ -350,8 +370,8 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
     warn_still(kinds, "values", 3)
     # statistics in place of draws
     draws_like = {name: x[None] for name, x in values.items()}
-    names = naming.dims_of(kernel, draws_like, dims, {})
-    labels = naming.coords_of(kernel, draws_like, names, coords)
+    names = _dims_of(kernel, draws_like, dims, {})
+    labels = _coords_of(kernel, draws_like, names, coords)
     variables = variable_names(draws_like)
     data = {
         variables[name]: (["statistic", *names[name]], x) for name, x in values.items()
@@ -364,7 +384,7 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
         dataset = data.to_dataset()
         if group == "sample_stats":
             fields = {str(name): x for name, x in dataset.data_vars.items()}
-            groups[group] = xr.Dataset(naming.statistics(fields))
+            groups[group] = xr.Dataset(_statistics(fields))
             continue
         renamed = {}
         for name, x in dataset.data_vars.items():
@@ -375,3 +395,135 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
         coords = {dim: v for dim, v in labels.items() if dim in data.dims}
         groups[group] = data.assign_coords(coords).assign_attrs(attrs)
     return xr.DataTree.from_dict(groups)
+
+
+def _attributes(source: object) -> dict[str, str]:
+    """Return a tree's attributes: library, version, and graph of a kernel or fit."""
+    attrs = {
+        "inference_library": "ebmpp",
+        "inference_library_version": VERSION,
+    }
+    graph = getattr(source, "graph", None)
+    if graph is not None:
+        attrs["graph"] = repr(graph)
+    if isinstance(source, Kernel):
+        attrs["inference_kernel"] = type(source).__name__
+        if isinstance(source, RowKernel) and source.caveat:
+            attrs["inference_caveat"] = source.caveat
+    return attrs
+
+
+def _statistics(fields: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
+    """Return fields under ArviZ's names, which end with the block where two blocks share one."""
+    result = {}
+    for field, value in fields.items():
+        prefix, _, last = field.rpartition(".")
+        name = _ARVIZ_NAMES.get(last, last)
+        if last == "potential_energy":
+            name = "lp"
+            value = -value
+        if name in result:
+            name = f"{name}_{prefix.removeprefix('block_states.').partition('.')[0]}"
+        result[name] = value
+    return result
+
+
+def _dims_of(
+    kernel: Kernel | None, samples: Samples, dims: Dims, plates: DimNames
+) -> DimNames:
+    """Return names of the dimensions after chain and draw: axes of rows, then of the block.
+
+    :param dims: the user's names, by block, of its own axes or of all of them.
+    :param plates: names of the first axes, by variable.
+    """
+    checks.names("name in dims", dims, samples)
+    variables = variable_names(samples)
+    blocks = {}
+    if isinstance(kernel, RowKernel):
+        blocks = kernel.graph.families
+    elif isinstance(kernel, GraphBlock):
+        blocks = kernel.binding.layouts
+    result = {}
+    for name, x in samples.items():
+        count = x.ndim - len(_SAMPLE_DIMS)
+        shape = blocks[name].shape if name in blocks else x.shape
+        is_block = len(shape) <= count and x.shape[x.ndim - len(shape) :] == shape
+        block_axes = len(shape) if is_block else count  # after axes of rows
+        rows = _row_dims(count - block_axes)
+        axes = plates.get(variables[name], [])[:block_axes]
+        others = range(block_axes - len(axes))
+        axes += [f"{variables[name]}_dim_{i}" for i in others]
+        axes = list(dims.get(name, axes))
+        result[name] = axes if len(axes) == count else rows + axes
+        if len(result[name]) != count:
+            expected = f"names of its {block_axes} axes"
+            if rows:
+                expected += f" after {rows}"
+            raise checks.error(f"dims of {name!r}", expected, axes)
+    used = {dim for names in result.values() for dim in names}
+    if same := used.intersection(variables.values()):
+        raise checks.error("dims", "names that no site has", sorted(same))
+    return result
+
+
+def _plate_dims(trace: Trace) -> DimNames:
+    """Return names of the plates' axes, by variable, after the time axis of a scan.
+
+    ArviZ takes a site's first axes for its plates, also where the first one is the
+    time.
+    """
+    result = {}
+    for name, site in trace.items():
+        if site["type"] in ("sample", "deterministic"):
+            variable = variable_name(name)
+            frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+            dims = [frame.name for frame in frames]
+            dims += site.get("infer", {}).get("event_dims", [])
+            times = [f"{variable}_dim_0"] if site.get("_control_flow_done") else []
+            if dims:
+                result[variable] = times + list(map(variable_name, dims))
+    return result
+
+
+def _row_dims(count: int) -> list[str]:
+    """Return names of the leading axes of clamped values."""
+    return ["row"] if count == 1 else [f"row_{i}" for i in range(count)]
+
+
+def _coords_of(
+    kernel: object, samples: Samples, dims: Dims, coords: Coords
+) -> dict[str, Sequence[Any]]:
+    """Return the user's coordinates, and by default the names of units."""
+    known = [dim for b in samples for dim in dims[b]]
+    checks.names("dimension in coords", coords, known)
+    result = {}
+    for b, names in _labels(kernel).items():
+        if b in samples:
+            # numbers or strings, which files and ArviZ accept
+            is_plain = all(isinstance(name, str) for name in names)
+            is_plain |= all(isinstance(name, int | float) for name in names)
+            result[dims[b][-1]] = list(names if is_plain else map(str, names))
+    return result | dict(coords)
+
+
+def _labels(kernel: object) -> dict[str, tuple[Hashable, ...]]:
+    """Return names of the units of blocks with one axis, or of the sites that are such blocks."""
+    if isinstance(kernel, RowKernel):
+        families = kernel.graph.families
+        labels = kernel.graph.labels
+        return {b: v for b, v in labels.items() if len(families[b].shape) == 1}
+    labels = {}
+    steps = (kernel,)
+    if isinstance(kernel, CoupledComposite):
+        steps = kernel.steps
+    elif isinstance(kernel, Gibbs):
+        steps = [block for block, _ in kernel.blocks]
+    for step in steps:
+        if not isinstance(step, GraphBlock):
+            continue
+        for site, layout in step.binding.layouts.items():
+            block = layout.names[0]
+            is_block = layout.flat(step.graph, [block]) == layout
+            if is_block and len(layout.shape) == 1 and block in step.graph.labels:
+                labels[site] = step.graph.labels[block]
+    return labels

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DataTrees of runs, estimates and fits for ArviZ, their names, and the summary.
 
-Tests diagnostics/datatree.py, diagnostics/naming.py.
+Tests diagnostics/datatree.py.
 """
 
 from importlib import metadata
