@@ -65,7 +65,7 @@ def _squared(gram: Float[np.ndarray, "n n"], sizes: tuple[int, ...]) -> Measured
     traces = np.array([[(centered[g, h] ** 2).sum() for h in groups] for g in groups])
     corrected = traces.diagonal() - spread**2 / (n - 1)
     np.fill_diagonal(traces, corrected * (n - 1) ** 2 / ((n - 2) * (n + 1)))
-    traces = traces / np.outer(n - 1, n - 1)
+    traces /= np.outer(n - 1, n - 1)
     within = (traces.diagonal() / n**2 / (n - 1)).sum()
     variance = 2 * ((traces / np.outer(n, n)).sum() + within)
     for i, group in enumerate(groups):

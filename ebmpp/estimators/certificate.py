@@ -192,8 +192,12 @@ def gradient_bias(
 
     def run(plan, key):
         """Yield gradient and metrics of each repeat."""
-        who = type(plan.estimator).__name__
-        bar = tqdm(plan.states, who, disable=not progress_bar, unit="step")
+        bar = tqdm(
+            plan.states,
+            type(plan.estimator).__name__,
+            disable=not progress_bar,
+            unit="step",
+        )
         for i, state in enumerate(bar):
             step_key = random.fold_in(key, i)
             step = _step(graph, plan.estimator, params, state, batch, step_key)

@@ -300,8 +300,6 @@ def _gain(path: Path, low: Rung, high: Rung, x: Rows) -> PerRow:
 @full_precision
 def _mean_gradient(path: Path, params: Params, x: Rows) -> Params:
     """Return the mean of dE/dparams over rows, the other blocks summed out."""
-
-    def mean_energy(params):
-        return -energy.summed_out(path.graph, params, x, path.summed).mean()
-
-    return jax.grad(mean_energy)(params)
+    return jax.grad(lambda p: -energy.summed_out(path.graph, p, x, path.summed).mean())(
+        params
+    )

@@ -270,7 +270,7 @@ def _gaussian_integral(
     precision = jax.hessian(minus_log)(flat)
     if known:  # known units do not count: a precision of 1, and no slope
         precision = jnp.diag(1 - free) + precision * jnp.outer(free, free)
-        slope = slope * free
+        slope *= free
     factor = jnp.linalg.cholesky(precision)  # NaN where the integral diverges
     half = jax.scipy.linalg.solve_triangular(factor, slope, lower=True)
     log_root = jnp.log(jnp.diagonal(factor)).sum()

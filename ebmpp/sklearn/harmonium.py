@@ -117,7 +117,7 @@ class Epoch(BatchSource):
         index = np.resize(np.random.default_rng(seed).permutation(len(rows)), shape)
         shares = is_row * size / is_row.sum(1, keepdims=True)
         if weights is not None:
-            shares = shares * (weights / weights.mean())[index]
+            shares *= (weights / weights.mean())[index]
         self._rows = {"v": jnp.asarray(rows)}
         self._index = index.astype(np.int32)
         self._shares = shares.astype(jnp.result_type(float))

@@ -356,7 +356,7 @@ def tempered_transition(
 
     def up(i, carry):
         x, gain, count = carry
-        gain = gain + (path[i + 1] - path[i]) * log_density(x)
+        gain += (path[i + 1] - path[i]) * log_density(x)
         x, more = sweep(x, random.fold_in(keys, i, _UP), path[i + 1], False)
         return x, gain, count + more
 
@@ -364,7 +364,7 @@ def tempered_transition(
         x, gain, count = carry
         i = rungs - 1 - number
         x, more = sweep(x, random.fold_in(keys, i, _DOWN), path[i + 1], True)
-        gain = gain - (path[i + 1] - path[i]) * log_density(x)
+        gain -= (path[i + 1] - path[i]) * log_density(x)
         return x, gain, count + more
 
     gain = jnp.zeros_like(log_density(x))

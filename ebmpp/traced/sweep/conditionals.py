@@ -151,7 +151,7 @@ class Conditionals(ABC):
             layer_keys = random.fold_in(keys, number)
             drawn, valid = self.draw_layer(number, weights, layer_keys)
             is_rejected = (units < self.size) & ~valid
-            rejected = rejected + is_rejected.sum(dtype=jnp.int32)
+            rejected += is_rejected.sum(dtype=jnp.int32)
             return [(drawn, valid)], rejected
 
         chains = [self._chain(inputs)]

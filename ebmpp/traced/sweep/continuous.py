@@ -238,9 +238,9 @@ class GaussianSite(ContinuousSite):
         """Draw each group with mean x + C^-1 g and covariance C^-1 / beta."""
         uniforms = random.open_uniform(random.words(keys, at.slope.size))
         noise = jax.scipy.special.ndtri(uniforms).reshape(at.slope.shape)
-        noise = noise / jnp.sqrt(beta)
+        noise /= jnp.sqrt(beta)
         if self.most == 1:
-            noise = noise / jnp.sqrt(at.curvature[..., 0])
+            noise /= jnp.sqrt(at.curvature[..., 0])
         else:
             factor = jnp.linalg.cholesky(at.curvature)
             noise = lax.linalg.triangular_solve(

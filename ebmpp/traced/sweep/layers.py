@@ -58,7 +58,7 @@ class ElementsByReader(NamedTuple):
         """Return the sum of the elements that each of ``count`` readers reads."""
         total = jnp.zeros(count)
         for slot, table in self.tables.items():
-            total = total + _sum_at(terms[slot].ravel(), table)
+            total += _sum_at(terms[slot].ravel(), table)
         for slot, (elements, positions) in self.ragged.items():
             picked = terms[slot].ravel().at[elements].get(mode="fill", fill_value=0)
             total = total.at[positions].add(picked, mode="drop")

@@ -117,7 +117,7 @@ class BlockSweep:
         for part in self.parts[::-1] if backward else self.parts:
             moved, more = part.move((values, context), keys, beta, backward)
             values = {**values, **moved}
-            degenerate = degenerate + more
+            degenerate += more
         return values, degenerate
 
     def invalid(self, inputs: Inputs, keys: Array) -> SiteArrays:
@@ -148,7 +148,7 @@ class BlockSweep:
         for site in self.continuous:
             moved, more = site.walk((values, context), keys)
             values = {**values, **moved}
-            change = change + more
+            change += more
         return dict(values), change
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:

@@ -57,7 +57,7 @@ class PathRecorder(Observer):
         if len(self._steps) > self.capacity:
             self._steps = self._steps[::2]
             self._params = self._params[::2]
-            self.period = 2 * self.period
+            self.period *= 2
 
     def leaves(self) -> list[ArrayLike]:
         """Return arrays for a checkpoint, once there is an entry."""
