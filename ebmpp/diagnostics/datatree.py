@@ -199,7 +199,7 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     posterior = {variables[name]: x for name, x in samples.items()}
     groups: dict[str, Any] = {"posterior": posterior}
     if fields:
-        groups["sample_stats"] = _statistics(fields)
+        groups["sample_stats"] = sample_statistics(fields)
     groups |= model_groups
     names = plates | {variables[name]: v for name, v in names.items()}
     tree = arviz_base.from_dict(
@@ -384,7 +384,7 @@ def _from_long_run(result: LongDraws, dims: Dims, coords: Coords) -> xr.DataTree
         dataset = data.to_dataset()
         if group == "sample_stats":
             fields = {str(name): x for name, x in dataset.data_vars.items()}
-            groups[group] = xr.Dataset(_statistics(fields))
+            groups[group] = xr.Dataset(sample_statistics(fields))
             continue
         renamed = {}
         for name, x in dataset.data_vars.items():
@@ -413,7 +413,7 @@ def _attributes(source: object) -> dict[str, str]:
     return attrs
 
 
-def _statistics(fields: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
+def sample_statistics(fields: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
     """Return fields under ArviZ's names, which end with the block where two blocks share one."""
     result = {}
     for field, value in fields.items():

@@ -30,7 +30,8 @@ from ebmpp import (
     MaximalCoupling,
     to_datatree,
 )
-from ebmpp.diagnostics import naming, summary, to_arviz
+from ebmpp.diagnostics import summary, to_arviz
+from ebmpp.diagnostics.datatree import sample_statistics
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import LongRun
 
@@ -250,7 +251,7 @@ def test_statistics_of_one_name_get_different_names():
         "block_states.0.accept_prob": np.zeros((1, 2)),
         "block_states.1.accept_prob": np.ones((1, 2)),
     }
-    result = naming.statistics(fields)
+    result = sample_statistics(fields)
     assert {name: v[0, 0] for name, v in result.items()} == {
         "acceptance_rate": 0,
         "acceptance_rate_1": 1,
