@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 import jax.numpy as jnp
 
-from ebmpp.core import Statistics, full_precision, sharding
+from ebmpp.core import Statistics, full_precision, select, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, FactorParams
@@ -135,45 +135,39 @@ def _extended_jvp(
     params, statistics = primals
     real = {b: t for b, t in statistics.items() if values_of(families[b]) is None}
 
-    def energy_at(params, moved):
-        return extended(factor, families, params, {**statistics, **moved})
-
-    def raw_energy_at(params, moved):
+    def written_at(params, moved):
         return factor.energy_at(params, {**statistics, **moved}, families)
 
-    directions = {b: tangents[1][b] for b in real}
-    change = _change(raw_energy_at, (params, real), (tangents[0], directions))
+    def energy_at(moved):
+        return extended(factor, families, params, {**statistics, **moved})
+
+    directions = tangents[0], select(tangents[1], real)
+    change = _change(written_at, (params, real), directions)
     for block, direction in tangents[1].items():
-        if block in real or _is_zero(direction):
+        if block in real or isinstance(direction, SymbolicZero):
             continue
         family = families[block]
         eta = natural_of_units(
-            lambda t, block=block: energy_at(params, {block: t}),
+            lambda t, block=block: energy_at({block: t}),
             family,
             statistics[block],
             np.arange(family.size),
         )
         change = change - jnp.vdot(eta.reshape(direction.shape), direction)
-    return energy_at(params, {}), change
+    return energy_at({}), change
 
 
 def _change(fn: Callable[..., Array], primals: tuple, tangents: tuple) -> Array:
     """Return the change of a function along the tangents that are not zero."""
     leaves, structure = jax.tree.flatten(primals)
-    directions = jax.tree.leaves(tangents, is_leaf=_is_zero)
-    moving = [i for i, direction in enumerate(directions) if not _is_zero(direction)]
-    if not moving:
-        return jnp.zeros(())
+    directions = [
+        None if isinstance(direction, SymbolicZero) else direction
+        for direction in jax.tree.leaves(tangents)
+    ]
+    starts = [v if d is not None else None for v, d in zip(leaves, directions)]
 
-    def value_at(*moved):
-        current = list(leaves)
-        for i, leaf in zip(moving, moved, strict=True):
-            current[i] = leaf
-        return fn(*jax.tree.unflatten(structure, current))
+    def value_at(starts):
+        merged = [v if s is None else s for v, s in zip(leaves, starts)]
+        return fn(*jax.tree.unflatten(structure, merged))
 
-    starts = [leaves[i] for i in moving]
-    return jax.jvp(value_at, starts, [directions[i] for i in moving])[1]
-
-
-def _is_zero(direction: object) -> bool:
-    return isinstance(direction, SymbolicZero)
+    return jax.jvp(value_at, [starts], [directions])[1]
