@@ -321,10 +321,12 @@ def check_params(expected: Params, params: Params) -> None:
         shapes = jax.tree.map(np.shape, tree)
         actual = jax.tree.map(np.shape, params[name])
 
-        others = [
-            a for a in leaves if not isinstance(a, Array | np.ndarray | np.generic)
+        known = Array | np.ndarray | np.generic
+        foreign = [  # torch's
+            type(a)
+            for a in leaves
+            if hasattr(a, "__array__") and not isinstance(a, known)
         ]
-        foreign = [type(a) for a in others if hasattr(a, "__array__")]  # torch's
         if shapes != actual or foreign:
             raise checks.parameter_error(
                 f"factor {name!r}: params",

@@ -53,25 +53,30 @@ def terms_of(factor: Factor, families: Families) -> SumOfTerms:
 @lru_cache(maxsize=128)
 def _terms_of(factor: Factor, scope: Scope, floats: Any) -> SumOfTerms:
     with sharding.eager():
-        families = dict(zip(factor.blocks, scope))
-        params = factor.init_params(jax.random.key(0), families)
-        leaves, structure = jax.tree.flatten(params)
-        sites = {
-            b: jax.ShapeDtypeStruct(f.statistic_shape, floats)
-            for b, f in families.items()
-        }
-
-        def energy(sites, siblings, _):
-            params = jax.tree.unflatten(structure, siblings.values())
-            return as_scalar(factor, factor.energy_at(params, sites, families))
-
-        try:
-            program = Program(energy, sites, dict(enumerate(leaves)), [])
-        except DeclarationError:
-            raise
-        except Exception as error:
-            raise energy_failed(factor, scope, params, error) from error
+        program = trace(factor, dict(zip(factor.blocks, scope)))
         return SumOfTerms(program, [], {}, products=False)
+
+
+def trace(factor: Factor, families: Families) -> Program:
+    """Return the energy as a program of statistics, whatever the params."""
+    params = factor.init_params(jax.random.key(0), families)
+    leaves, structure = jax.tree.flatten(params)
+    floats = jnp.result_type(float)
+    sites = {
+        b: jax.ShapeDtypeStruct(families[b].statistic_shape, floats)
+        for b in factor.blocks
+    }
+
+    def energy(sites, siblings, _):
+        params = jax.tree.unflatten(structure, siblings.values())
+        return as_scalar(factor, factor.energy_at(params, sites, families))
+
+    try:
+        return Program(energy, sites, dict(enumerate(leaves)), [])
+    except DeclarationError:
+        raise
+    except Exception as error:
+        raise energy_failed(factor, families, params, error) from error
 
 
 def as_scalar(factor: Factor, value: Any) -> Array:
@@ -85,14 +90,14 @@ def as_scalar(factor: Factor, value: Any) -> Array:
 
 def energy_failed(
     factor: Factor,
-    scope: Scope,
+    families: Families,
     params: FactorParams,
     error: Exception,
     hint: str = "",
     kind: type[DeclarationError] = DeclarationError,
 ) -> DeclarationError:
     """Return the error for an energy that raises one."""
-    shapes = {b: f.statistic_shape for b, f in zip(factor.blocks, scope)}
+    shapes = {b: families[b].statistic_shape for b in factor.blocks}
     return kind(
         f"{factor!r}: energy failed for params of shape "
         f"{jax.tree.map(np.shape, params)} and statistics of shape {shapes}: "

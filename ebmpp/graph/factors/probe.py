@@ -18,12 +18,11 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Eta, Numbers, checks, compiled, expand, full_precision, select
-from ebmpp.dependence.program import Program
 from ebmpp.dependence.rules import is_polynomial
 from ebmpp.errors import DeclarationError, NotMultiAffineError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, FactorParams
-from ebmpp.graph.factors.interactions import as_scalar, energy_failed, terms_of
+from ebmpp.graph.factors.interactions import as_scalar, energy_failed, terms_of, trace
 from ebmpp.graph.factors.lateral import Split
 
 _NUM_VALUES = 128  # that are tried of a family of many values
@@ -71,15 +70,15 @@ def probe(
     energies are differentiated. A polynomial that is affine between random points is
     affine everywhere; all else is tried over the range of each family.
     """
-    scope = factor.scope(families)
+    families = select(families, factor.blocks)
     lateral = dict(factor.lateral)
     parts = [
         _unit_parts(splits[b]) if b in lateral and b in splits else _ONE_PART
         for b in factor.blocks
     ]
-    probed = _Probe(factor, scope, parts)
+    probed = _Probe(factor, families, parts)
     generator = np.random.default_rng(0)
-    random_move, *moves = _moves(factor, families, generator)
+    random_move, *moves = _moves(families, generator)
 
     # One program, dropped on return: op by op, each width of a block would leave twenty
     # in jax's caches.
@@ -96,12 +95,12 @@ def probe(
             float(measured.value),
             hint="Declare impossible states by a Table, or with affine=False.",
         )
-    num_terms = sum(math.prod(f.statistic_shape) for f in scope)
+    num_terms = sum(math.prod(f.statistic_shape) for f in families.values())
     tolerance = _ROUNDING * math.sqrt(num_terms)
     probed.check(measured, random_move, tolerance)
     tolerance = max(tolerance, _STATE_TOLERANCE)
-    if not is_polynomial(probed.trace(params, random_move.here)):
-        moves = itertools.chain(moves, _far_moves(scope))
+    if not is_polynomial(trace(factor, families)):
+        moves = itertools.chain(moves, _far_moves(families.values()))
     for move in moves:
         probed.check(probed.run(measure, values, move), move, tolerance)
 
@@ -153,21 +152,16 @@ def check_values(
     return any(np.isposinf(v).any() for v in (values, *constants))
 
 
-def _moves(
-    factor: Factor, families: Families, generator: np.random.Generator
-) -> list[_Move]:
+def _moves(families: Families, generator: np.random.Generator) -> list[_Move]:
     """Return a move between random points, and then moves between states."""
     floats = np.dtype(jnp.result_type(float))
-    scope = select(families, factor.blocks)
 
     def random_point():
-        return list(map(np.asarray, generic_statistics(scope, generator).values()))
+        return list(map(np.asarray, generic_statistics(families, generator).values()))
 
     moves = [_Move(random_point(), random_point())]
-    statistics = jax.device_get(
-        random_statistics(families, factor.blocks, _NUM_STATES + 1)
-    )
-    columns = (statistics[b].astype(floats) for b in factor.blocks)
+    statistics = jax.device_get(random_statistics(families, families, _NUM_STATES + 1))
+    columns = (statistics[b].astype(floats) for b in families)
     states = list(map(list, zip(*columns)))
     zero = [np.zeros_like(t) for t in states[0]]
     for state, following in itertools.pairwise(states):
@@ -175,7 +169,7 @@ def _moves(
     return moves
 
 
-def _far_moves(scope: Sequence[Family]) -> Iterator[_Move]:
+def _far_moves(scope: Iterable[Family]) -> Iterator[_Move]:
     """Yield moves over the range of each family."""
     floats = np.dtype(jnp.result_type(float))
     columns = [np.asarray(far_statistics(family), floats) for family in scope]
@@ -189,18 +183,8 @@ class _Probe:
     """A factor, its families, and the parts of the blocks whose units interact in it."""
 
     factor: Factor
-    scope: tuple[Family, ...]
+    families: Families
     parts: Sequence[np.ndarray]
-
-    def trace(self, params: FactorParams, statistics: Sequence[np.ndarray]) -> Program:
-        """Return the energy as a program whose units are statistics."""
-
-        def energy(sites, siblings, arguments):
-            return self.factor.evaluate(
-                arguments[0], *sites.values(), families=self.scope
-            )
-
-        return Program(energy, dict(enumerate(statistics)), {}, [params])
 
     def run(
         self, measure: Callable[..., _Measured], params: FactorParams, move: _Move
@@ -216,7 +200,7 @@ class _Probe:
             kind = NotMultiAffineError if is_look_up else DeclarationError
             raise energy_failed(
                 self.factor,
-                self.scope,
+                self.families,
                 params,
                 error,
                 " (jax compiles it: write it in jax.numpy, and a table look-up or a "
@@ -229,7 +213,8 @@ class _Probe:
         self, params: FactorParams, here: Sequence[Array], there: Sequence[Array]
     ) -> _Measured:
         """Return energies and gradients at a point, and with each part of one block moved."""
-        energy = functools.partial(self.factor.evaluate, params, families=self.scope)
+        scope = self.factor.scope(self.families)
+        energy = functools.partial(self.factor.evaluate, params, families=scope)
         value = as_scalar(self.factor, energy(*here))
 
         def move_parts(i, parts):
@@ -254,7 +239,7 @@ class _Probe:
             beyond = "beyond its lateral pairs" if parts.ndim else "with one another"
             raise NotMultiAffineError(
                 f"{self.factor!r}: energy must be affine in the statistics of each "
-                f"unit of block {block!r} ({self.scope[i]!r}) given all other units. If "
+                f"unit of block {block!r} ({self.families[block]!r}) given all other units. If "
                 f"its units interact {beyond}, declare all such pairs with "
                 "lateral=... or Pairwise, or split the block. Otherwise write "
                 "comparisons, jnp.where and activations as products: x**2 of 0 and "

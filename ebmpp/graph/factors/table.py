@@ -135,12 +135,18 @@ class Table(Factor):
             be joined unit by unit.
         """
         scope = [families[b] for b in self.positions]
+
+        def numbers(family, index):
+            is_index = index.shape[1] == len(family.shape)
+            shape = family.shape if is_index else (family.size,)
+            return np.ravel_multi_index(tuple(index.T), shape)
+
         try:
             if self.units is None:
                 columns = np.broadcast_arrays(*(np.arange(f.size) for f in scope))
             else:
                 indices = np.moveaxis(self.units.array, 1, 0)
-                columns = list(map(_unit_numbers, scope, indices))
+                columns = list(map(numbers, scope, indices))
         except ValueError as error:
             raise checks.declaration_error(
                 f"{self!r}: units", f"tuples of units of {scope}", str(error)
@@ -212,14 +218,6 @@ def _read_weights(name: str, values: ArrayLike, arity: int) -> np.ndarray:
             name, f"finite or -inf, with {arity} axes or one more of tuples", array
         )
     return array
-
-
-def _unit_numbers(
-    family: Family, index: Integer[np.ndarray, "tuples axes"]
-) -> Integer[np.ndarray, "tuples"]:
-    is_index = index.shape[1] == len(family.shape)
-    shape = family.shape if is_index else (family.size,)
-    return np.ravel_multi_index(tuple(index.T), shape)
 
 
 def _shares(family: Family, statistics: Natural) -> Float[Array, "units values"]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -149,7 +149,7 @@ class Terms:
     def reads(self) -> tuple[np.ndarray, np.ndarray]:
         """Units, and elements of the terms that read them, sorted."""
         element, number = self.traced.reads_of(self.split.block)
-        unit = number // math.prod(self.split.family.stat_shape)
+        unit = number.astype(np.int64) // math.prod(self.split.family.stat_shape)
         count = element.max(initial=0) + 1
         return np.divmod(np.unique(unit * count + element), count)
 
@@ -164,15 +164,6 @@ class Terms:
             split.padded([element[group] for group in groups], 0),
             split.padded(places, split.family.size),
         )
-
-
-class _Ends(NamedTuple):
-    """Elements that read one or two units."""
-
-    elements: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-    """The second unit; the size of the block where there is none."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,11 +190,12 @@ class PairTerms:
     def prepare(self, params: FactorParams) -> tuple[Array, Array]:
         """Return the constant part of the natural parameters and the weights of the pairs."""
         size = self.terms.split.family.size
+        _, first, second = self._ends
         c = -self._coefficients(params)
-        constant = jax.ops.segment_sum(c[:, 1:, 0], self._ends.first, size)
-        constant += jax.ops.segment_sum(c[:, 0, 1:], self._ends.second, size)
+        constant = jax.ops.segment_sum(c[:, 1:, 0], first, size)
+        constant += jax.ops.segment_sum(c[:, 0, 1:], second, size)
         pairs, number = self._pairs
-        is_pair = self._ends.second < size
+        is_pair = second < size
         weights = jax.ops.segment_sum(c[is_pair, 1:, 1:], number, len(pairs))
         return constant.ravel(), self._neighbours.arrange(weights.ravel())
 
@@ -211,7 +203,7 @@ class PairTerms:
     def _coefficients(self, params: FactorParams) -> Array:
         """Return C of each element."""
         terms = self.terms
-        ends = self._ends
+        elements, first, second = self._ends
         table = terms.values
         count = len(table)
         digits = np.arange(self._num_digits)[::-1]
@@ -220,11 +212,12 @@ class PairTerms:
         states = table[pairs[sides[:-1]]]  # (size, digits, pairs of values, statistics)
         shape = (*terms.split.family.statistic_shape, -1)
         rows = jnp.asarray(np.moveaxis(states, -1, 1).reshape(shape))
-        elements = terms.elements(terms.prepare(params), rows, {})
+        values = terms.elements(terms.prepare(params), rows, {})[elements]
         # the highest digit in which both units differ
-        digit = (sides[ends.first] != sides[ends.second]).argmax(1)
-        values = elements.reshape(-1, len(digits), count, count)[ends.elements, digit]
-        is_second = expand(sides[ends.first, digit] == 1, target=values)
+        digit = (sides[first] != sides[second]).argmax(1)
+        values = values.reshape(-1, len(digits), count, count)
+        values = values[np.arange(len(digit)), digit]
+        is_second = expand(sides[first, digit] == 1, target=values)
         values = jnp.where(is_second, values.swapaxes(1, 2), values)
         basis = np.linalg.pinv(np.c_[np.ones(count), table])
         return jnp.einsum("pk,ekl,ql->epq", basis, values, basis)
@@ -245,14 +238,15 @@ class PairTerms:
         return jnp.moveaxis(units, -1, 1)
 
     @functools.cached_property
-    def _ends(self) -> _Ends:
+    def _ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Elements that read a unit, its number, and that of the second, or the block's size."""
         unit, element = self.terms.reads
         elements, start = np.unique(element, return_index=True)
         _, end = np.unique(element[::-1], return_index=True)
         first = unit[start]
         last = unit[::-1][end]
         none = self.terms.split.family.size
-        return _Ends(elements, first, np.where(first == last, none, last))
+        return elements, first, np.where(first == last, none, last)
 
     @functools.cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
