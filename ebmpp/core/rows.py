@@ -39,7 +39,7 @@ def select(values: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
 
 
 def at_index(tree: T, index: Any) -> T:
-    """Return every array of a tree at an index of its first axis."""
+    """Return every array of a tree at an index; None adds a first axis."""
     return jax.tree.map(lambda a: a[index], tree)
 
 

@@ -20,6 +20,7 @@ from ebmpp.core import (
     Counts,
     PerRow,
     Rows,
+    at_index,
     backend,
     checks,
     expand,
@@ -161,7 +162,7 @@ class Function:
 
             def add_one(i, total):
                 row = order[i]
-                value = self.fn({b: v[row] for b, v in x.items()})
+                value = self.fn(at_index(dict(x), row))
                 return jax.tree.map(
                     lambda t, v: put(t, v, weights[row], where[row]), total, value
                 )
@@ -175,7 +176,7 @@ class Function:
             row = i * chunk + jnp.arange(chunk)
             inside = jnp.where(row < rows, weights[row], 0.0)
             row = jnp.minimum(row, rows - 1)
-            part = {b: v[row] for b, v in x.items()}
+            part = at_index(x, row)
             return add_rows(total, part, inside, where[row])
 
         return lax.fori_loop(0, -(-rows // chunk), add_chunk, total)

@@ -181,7 +181,7 @@ class Mixture(Move[None]):
         return (*proposed, *self.marginalize)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        z = {b: v[None] for b, v in x.items()}
+        z = at_index(x, None)
         proposals, choice, _ = self._resample(target, z, keys)
         accept = choice[0] >= 0
         drawn = {b: where_rows(accept, v[0], x[b]) for b, v in proposals.items()}
@@ -282,21 +282,19 @@ class Mixture(Move[None]):
             same = jnp.broadcast_to(v[:1], (self.tries, *v.shape[1:]))
             states[b] = jnp.concatenate([v, proposed.values.get(b, same)])
 
+        def log_target(t):
+            return energy.log_marginal(target.graph, target.params, t, self.marginalize)
+
         def log_mixture(x):
             return self._log_mixture(target, proposed.part, x)
 
-        log_target = self._log_target(target, both_as_rows(states)).reshape(-1, rows)
-        weights = log_target - jax.vmap(log_mixture)(select(states, self.blocks))
+        # up to constants and the base measures
+        flat = both_as_rows(states)
+        others = {b: v for b, v in flat.items() if b not in self.marginalize}
+        weights = jax.vmap(log_target)(target.graph.statistics(others))
+        weights = weights.reshape(-1, rows)
+        weights -= jax.vmap(log_mixture)(select(states, self.blocks))
         return weights[:num_chains], weights[num_chains:]
-
-    def _log_target(self, target: Target, x: Rows) -> PerRow:
-        """Return the log density of each row, up to a constant and the base measures."""
-        others = {b: v for b, v in x.items() if b not in self.marginalize}
-
-        def log_prob_at(t):
-            return energy.log_marginal(target.graph, target.params, t, self.marginalize)
-
-        return jax.vmap(log_prob_at)(target.graph.statistics(others))
 
     @full_precision
     def _log_mixture(self, target: Target, part: Pool, x: Rows) -> PerRow:
@@ -321,7 +319,7 @@ def largest_weight(target: Target, move: Mixture, x: Rows, keys: Keys) -> Scalar
 
     A chain in a state of weight w that it lacks stays there for about w / tries moves.
     """
-    z = {b: v[None] for b, v in x.items()}
+    z = at_index(x, None)
     now, new = move.log_weights(target, z, move.propose(target, keys))
     mean = jax.nn.logsumexp(new) - jnp.log(new.size)
     return jnp.exp(jnp.maximum(now.max(), new.max()) - mean)

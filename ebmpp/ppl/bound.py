@@ -93,7 +93,7 @@ class BoundGraph(Target):
 
         def at_row(params, rows):
             target = dataclasses.replace(self, params=params)
-            result = fn(target, *jax.tree.map(lambda a: a[None], rows))
+            result = fn(target, *at_index(rows, None))
             return at_index(result, 0)
 
         return jax.vmap(at_row, in_axes=(self.axes, 0))(self.params, rows)
@@ -206,7 +206,7 @@ def log_density(bound: BoundGraph, x: Rows) -> Array:
 
 def _natural(target: Target, x: Rows, layer: Move, part: PartIndex) -> PyTree:
     """Return natural parameters of a part of a layer, by row, or tables."""
-    chains = {b: v[None] for b, v in x.items()}
+    chains = at_index(x, None)
     prepared = layer.prepare(target, chains)
     return at_index(layer.focus(target, prepared, chains, part), 0)
 

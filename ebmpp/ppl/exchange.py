@@ -326,13 +326,10 @@ class Exchange(SiteKernel):
         keys = random.fold_in(random.key_pair(rng_key), numbers)
         drawn, valid = self._auxiliary(params, rows, summed, keys)
 
-        def gain_of_row(row):
-            new_density = energy.log_unnormalized(self.graph, params, row, summed)
-            old_density = energy.log_unnormalized(self.graph, old_params, row, summed)
-            return new_density - old_density
-
         def gain(x):
-            return jax.vmap(gain_of_row)(x).sum()
+            new_density = energy.summed_out(self.graph, params, x, summed)
+            old_density = energy.summed_out(self.graph, old_params, x, summed)
+            return (new_density - old_density).sum()
 
         prior = self._log_prior(proposed, call) - self._log_prior(u, call)
         # impossible proposals are rejected whatever the auxiliary rows

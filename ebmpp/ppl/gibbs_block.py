@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Rows, SiteArrays, checks, random, select
+from ebmpp.core import Blocks, Rows, SiteArrays, at_index, checks, random, select
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
@@ -289,7 +289,7 @@ class GraphBlock(GibbsBlock):
         row_keys = Target(self.graph, {}).keys(keys, 1)
         for site, layout in self.binding.layouts.items():
             rows = gibbs.initial_rows(self.graph, layout.names, row_keys)
-            values[site] = layout.join({b: v[0] for b, v in rows.items()})
+            values[site] = layout.join(at_index(rows, 0))
         return values
 
     def begin(self, values: Rows, call: Call, keys: Array) -> Advanced:

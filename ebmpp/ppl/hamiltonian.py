@@ -20,7 +20,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, checks
+from ebmpp.core import SiteArrays, at_index, checks
 from ebmpp.errors import StateError
 from ebmpp.moves.gradients.hamiltonian import Transition, draw_numbers
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled, SiteValues
@@ -139,9 +139,9 @@ class CoupledHMC:
 
     def advance(self, values: SiteValues, call: Call, keys: Array) -> Advanced:
         """Make one transition."""
-        chains = jax.tree.map(lambda a: a[None], (dict(values), dict(call.siblings)))
+        chains = at_index((dict(values), dict(call.siblings)), None)
         moved, _ = self._transition(*chains, call, keys)
-        return Advanced({site: v[0] for site, v in moved.items()})
+        return Advanced(at_index(moved, 0))
 
     def couple(
         self,
@@ -154,7 +154,7 @@ class CoupledHMC:
         pair = (first[0], first[1].siblings), (second[0], second[1].siblings)
         chains = jax.tree.map(lambda *a: jnp.stack(a), *pair)
         moved, are_equal = self._transition(*chains, first[1], keys)
-        x = {site: v[0] for site, v in moved.items()}
+        x = at_index(moved, 0)
         # a shared value that is computed twice may be rounded differently
         y = {site: jnp.where(are_equal, v[0], v[1]) for site, v in moved.items()}
         return x, y, jnp.zeros((), bool)

@@ -24,6 +24,7 @@ from ebmpp.core import (
     Params,
     Rows,
     UnitMasks,
+    at_index,
     expand,
     full_precision,
     induced_edges,
@@ -120,7 +121,7 @@ class ForestTables:
             unary = jnp.where(self._is_allowed(x, keep), unary, -jnp.inf)
         t = self._zeroed(x, self._inner_factors)
         if self._is_constant:
-            first = {b: v[0] for b, v in t.items()}
+            first = at_index(t, 0)
             return unary, self._pairwise(params, first)
         return unary, jax.vmap(partial(self._pairwise, params))(t)
 
@@ -187,7 +188,7 @@ class ForestTables:
                 mask = (is_half & is_entry).astype(t.dtype)
                 tangent[b] = mask.reshape(point[b].shape)
             _, slope = jax.jvp(natural_at, (point,), (tangent,))
-            return self._join({b: v[None] for b, v in slope.items()})[0]
+            return self._join(at_index(slope, None))[0]
 
         entries = jnp.arange(self._states.statistics.shape[-1])
         of_half = jax.vmap(product, (None, 0))

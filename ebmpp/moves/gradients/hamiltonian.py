@@ -239,7 +239,7 @@ class Hamiltonian(Move[None]):
         check_blocks(self, graph, _is_real, "of real numbers or angles", hint)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        z = {b: v[None] for b, v in x.items()}
+        z = at_index(x, None)
         new, accepted, broken = self._transition(target, z, keys)
         return with_invalid(broken[0], one_chain(new, 0)), accepted.sum(0)
 
