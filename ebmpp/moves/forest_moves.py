@@ -32,10 +32,9 @@ from ebmpp.moves.move import (
     Drawn,
     Layer,
     Move,
+    as_chains,
     both_as_rows,
     final_attempt,
-    one_chain,
-    stack_chains,
 )
 from ebmpp.moves.target import Target
 
@@ -78,8 +77,7 @@ class Forests(Move[tuple[Array, Array]]):
         tables, unary, pairwise = self._weighted(target, x)
         u = random.uniforms(keys, tables.forest.num_units)
         states = forests.draw(tables.forest, unary, pairwise, u)
-        drawn = keep_observed(target.keep, x, tables.put(x, states))
-        return drawn, 0
+        return keep_observed(target.keep, x, tables.put(x, states)), 0
 
     def marginals(
         self, target: Target, x: Rows
@@ -127,12 +125,10 @@ class Forests(Move[tuple[Array, Array]]):
         u = random.uniforms(trial.keys, 3 * count).reshape(-1, count, 3)
         states = forests.draw_pair(tables.forest, unary, pairwise, u)
 
-        def new(chain):
-            x = one_chain(z, chain)
-            return keep_observed(target.keep, x, tables.put(x, states[chain]))
-
-        both = stack_chains(new(0), new(1))
-        return final_attempt(both, trial, jnp.isnan(unary).any((0, 2, 3)))
+        x = both_as_rows(z)
+        drawn = tables.put(x, states.reshape(-1, count))
+        new = as_chains(keep_observed(target.twice().keep, x, drawn))
+        return final_attempt(new, trial, jnp.isnan(unary).any((0, 2, 3)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -31,6 +31,7 @@ from ebmpp.core import (
     RowMask,
     Rows,
     UnitMasks,
+    at_index,
     checks,
     fold_parts,
     random,
@@ -213,7 +214,7 @@ def stack_chains(x: Rows, y: Rows) -> Blocks:
 
 def one_chain(z: Chains, index: int) -> Blocks:
     """Return the rows of the leading chain, 0, or of the following one, 1."""
-    return {b: v[index] for b, v in z.items()}
+    return at_index(dict(z), index)
 
 
 def split_chains(z: Chains) -> tuple[Blocks, Blocks]:

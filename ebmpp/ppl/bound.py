@@ -49,7 +49,6 @@ from ebmpp.moves.move import (
 from ebmpp.moves.rungs import Tempering
 
 Moves = Sequence[Move]
-M = TypeVar("M", bound=Move)
 T = TypeVar("T", bound=PyTree)
 
 
@@ -109,11 +108,6 @@ class BoundGraph(Target):
         return [*layers, *replaced]
 
 
-def _with_offsets(graph: FactorGraph, moves: Sequence[M]) -> list[tuple[int, M]]:
-    """Return moves with the number of the first part of each."""
-    return list(zip(offsets(graph, moves), moves, strict=False))
-
-
 def bind_params(
     graph: FactorGraph, params: Mapping, batch: tuple[int, ...], check: bool
 ) -> dict[str, PyTree]:
@@ -160,7 +154,8 @@ def sweep(
         sweep.
     """
     carry = (dict(x), jnp.zeros(len(keys), jnp.int32))
-    order = _with_offsets(bound.graph, [Layer(blocks) for blocks in bound.layers])
+    layers = [Layer(blocks) for blocks in bound.layers]
+    order = [*zip(offsets(bound.graph, layers), layers, strict=False)]
     for start, layer in reversed(order) if backward else order:
 
         def step(part, carry, start=start, layer=layer):
@@ -192,11 +187,9 @@ def sweep_by_moves(bound: BoundGraph, moves: Moves, x: Rows, keys: Array) -> Blo
 def log_density(bound: BoundGraph, x: Rows) -> Array:
     """Return what a temperature divides: minus the energy of rows, plus ``log_likelihood``."""
 
-    def energy_of(target, t):
-        return -energy.energy(target.graph, target.params, t)
-
     def by_row(target, x):
-        return jax.vmap(lambda t: energy_of(target, t))(target.graph.statistics(x))
+        energy_of = partial(energy.energy, target.graph, target.params)
+        return -jax.vmap(energy_of)(target.graph.statistics(x))
 
     density = bound.map(by_row, x)
     if bound.log_likelihood is not None:
@@ -270,7 +263,8 @@ def couple(
     graph = bounds[0].graph
     equal_params = jnp.broadcast_to(_same_params(*bounds), len(keys))
     carry = dict(z), jnp.zeros(len(keys), bool)
-    for start, layer in _with_offsets(graph, bounds[0].moves(kinds, moves)):
+    layers = bounds[0].moves(kinds, moves)
+    for start, layer in zip(offsets(graph, layers), layers, strict=False):
 
         def step(part, carry, start=start, layer=layer):
             z, broken = carry

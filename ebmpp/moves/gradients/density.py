@@ -24,9 +24,9 @@ def check_blocks(
 ) -> None:
     """Refuse unknown blocks of a move, and families that do not suit."""
     for b in check_names(move.blocks, graph.families):
-        if not suits(graph.families[b]):
+        family = graph.families[b]
+        if not suits(family):
             name = f"{type(move).__name__}: block {b!r}"
-            family = graph.families[b]
             raise checks.error(name, expected, family, IntractableError, hint)
 
 
