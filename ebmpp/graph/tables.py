@@ -167,7 +167,7 @@ def check_weights(weights: PyTree, size: int) -> np.ndarray:
             else "",
         )
     array = array.astype(float)
-    return (array / array.mean()).astype(np.dtype(jnp.result_type(float)))
+    return (array / array.mean()).astype(jnp.result_type(float))
 
 
 def _moments(x: PyTree, known: PyTree, weights: PyTree) -> Moments:

@@ -26,7 +26,6 @@ from jax.custom_derivatives import SymbolicZero
 import jax.numpy as jnp
 
 from ebmpp.core import Statistics, full_precision, select, sharding
-from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families, Family
 from ebmpp.graph.factors.factor import Factor, FactorParams
 from ebmpp.graph.factors.zeros import BARRIER
@@ -59,19 +58,6 @@ def values_of(family: Family) -> Values | None:
     if np.linalg.matrix_rank(centered) < len(table) - 1:
         return None
     return Values(table, np.linalg.pinv(centered))
-
-
-def check_families(factor: Factor, families: Families) -> None:
-    """Refuse blocks whose units have no conditional under any energy."""
-    for block in factor.blocks:
-        family = families[block]
-        if family.support.is_discrete and values_of(family) is None:
-            raise DeclarationError(
-                f"{factor!r}: block {block!r} must be Bernoulli, Spin, Categorical or "
-                f"real-valued where affine=False, got {family!r}, whose conditional "
-                "under any energy is outside its family. Declare counts as "
-                "Categorical, or an energy that is affine in their statistics."
-            )
 
 
 def natural_of_energies(family: Family, energies: Array) -> Array:

@@ -17,7 +17,7 @@ from ebmpp.dependence.program import Program
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families
-from ebmpp.graph.factors import evaluation
+from ebmpp.graph.factors.evaluation import values_of
 from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
 
 
@@ -30,7 +30,14 @@ def interactions(factor: Factor, families: Families, block: str) -> Edges | None
     declared = factor.edges(families)
     if factor.affine:
         return declared.get(block, np.empty((0, 2), np.int64))
-    evaluation.check_families(factor, families)
+    family = families[block]
+    if family.support.is_discrete and values_of(family) is None:
+        raise DeclarationError(
+            f"{factor!r}: block {block!r} must be Bernoulli, Spin, Categorical or "
+            f"real-valued where affine=False, got {family!r}, whose conditional "
+            "under any energy is outside its family. Declare counts as "
+            "Categorical, or an energy that is affine in their statistics."
+        )
     traced = terms_of(factor, families)
     if block in declared:
         return declared[block]
@@ -40,7 +47,7 @@ def interactions(factor: Factor, families: Families, block: str) -> Edges | None
         return None
     inside = traced.numbers[block]
     is_inside = ((inside.start <= edges) & (edges < inside.stop)).all(1)
-    width = math.prod(families[block].stat_shape)
+    width = math.prod(family.stat_shape)
     pairs = np.unique((edges[is_inside] - inside.start) // width, axis=0)
     return pairs[pairs[:, 0] != pairs[:, 1]]
 

@@ -154,7 +154,7 @@ def check_values(
 
 def _moves(families: Families, generator: np.random.Generator) -> list[_Move]:
     """Return a move between random points, and then moves between states."""
-    floats = np.dtype(jnp.result_type(float))
+    floats = jnp.result_type(float)
 
     def random_point():
         return list(map(np.asarray, generic_statistics(families, generator).values()))
@@ -171,7 +171,7 @@ def _moves(families: Families, generator: np.random.Generator) -> list[_Move]:
 
 def _far_moves(scope: Iterable[Family]) -> Iterator[_Move]:
     """Yield moves over the range of each family."""
-    floats = np.dtype(jnp.result_type(float))
+    floats = jnp.result_type(float)
     columns = [np.asarray(far_statistics(family), floats) for family in scope]
     count = max(map(len, columns))
     states = [[column[i % len(column)] for column in columns] for i in range(count)]
