@@ -22,6 +22,7 @@ from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor, lateral
 from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
+from ebmpp.graph.factors.factor import call_cached
 from ebmpp.graph.factors.probe import check_values, probe
 
 
@@ -263,7 +264,7 @@ def _as_labels(
 def _probe(graph: Declaration, factor: Factor) -> tuple[PyTree, bool]:
     """Probe a factor's energy; return the shapes of its params, and True for infinite values."""
     scope = tuple((b, graph.families[b], graph.splits.get(b)) for b in factor.blocks)
-    return _probed(factor, scope, jnp.result_type(float))
+    return call_cached(_probed, factor, scope, jnp.result_type(float))
 
 
 @functools.lru_cache(maxsize=512)

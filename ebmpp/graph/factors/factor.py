@@ -243,6 +243,15 @@ class Factor:
         return None
 
 
+def call_cached(fn: Any, *arguments: Any) -> Any:
+    """Call a function with an ``lru_cache``, which cannot hold custom families with lists."""
+    try:
+        hash(arguments)
+    except TypeError:
+        return fn.__wrapped__(*arguments)
+    return fn(*arguments)
+
+
 def is_positive_int(value: Any) -> bool:
     """Return True for a positive int of Python or numpy."""
     return isinstance(value, int | np.integer) and value > 0

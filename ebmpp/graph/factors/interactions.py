@@ -18,7 +18,7 @@ from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import DeclarationError
 from ebmpp.families.family import Families
 from ebmpp.graph.factors.evaluation import values_of
-from ebmpp.graph.factors.factor import Factor, FactorParams, Scope
+from ebmpp.graph.factors.factor import Factor, FactorParams, Scope, call_cached
 
 
 def interactions(factor: Factor, families: Families, block: str) -> Edges | None:
@@ -54,7 +54,8 @@ def interactions(factor: Factor, families: Families, block: str) -> Edges | None
 
 def terms_of(factor: Factor, families: Families) -> SumOfTerms:
     """Return the energy as a sum of terms in the statistics, whatever the params."""
-    return _terms_of(factor, factor.scope(families), jnp.result_type(float))
+    scope = factor.scope(families)
+    return call_cached(_terms_of, factor, scope, jnp.result_type(float))
 
 
 @lru_cache(maxsize=128)
