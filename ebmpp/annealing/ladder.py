@@ -5,7 +5,7 @@
 import math
 from typing import Any, NamedTuple
 
-from jaxtyping import Float, Float32
+from jaxtyping import Bool, Float, Float32
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -109,6 +109,10 @@ class Ladder(NamedTuple):
     system: Any = None
     """The pilot's :class:`~ebmpp.annealing.systems.Systems` at the end; None where it is
     not measured."""
+
+    def is_complete(self) -> Bool[Array, ""]:
+        """Return True if there was room for all places; otherwise the last step is a long one."""
+        return self.count < len(self.places)
 
 
 class _Pilot(NamedTuple):
@@ -259,7 +263,7 @@ def thinned(
     :return: the path, or None if the ladder needs more than ``most`` places.
     """
     ladder = adaptive_ladder(path, key, num, cess_threshold, most=most)
-    if ladder.count == len(ladder.places):  # no room for more: the last step is long
+    if not ladder.is_complete():
         return None
     knots = ladder.places[: int(ladder.count)]
     return jax.block_until_ready(path.cut(knots, ladder.count))

@@ -64,7 +64,7 @@ class Tempering(NamedTuple):
     ) -> Natural:
         """Return natural parameters of rows at the rung, given those under the model.
 
-        :param split: of a block whose units interact, if ``eta`` are those of a part.
+        :param split: of a block whose units interact, if ``eta`` is of a part.
         """
         if self.reference is None:
             return self._beta_of(eta) * eta

@@ -110,8 +110,8 @@ class Transition(NamedTuple):
         old, new = (s.potential_energy + kinetic(s.r) for s in (start, end))
         at = Position(z, old, jnp.zeros((), bool))
         at = metropolis(at, end.z, new, draws.level)
-        chosen = jnp.where(at.has_moved, end.potential_energy, start.potential_energy)
-        return at._replace(energy=chosen)
+        energy = jnp.where(at.has_moved, end.potential_energy, start.potential_energy)
+        return at._replace(energy=energy)
 
     def proposals(self, z: Array, draws: Draws) -> Array:
         """Return the points that the random walks of the chains propose, ``(chains, d)``."""
