@@ -185,7 +185,7 @@ def run_pair(
 
     zero = jnp.zeros((), dtype)
     count = jnp.zeros((), jnp.int32)
-    start = Chain(zero, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    start = Chain(zero, jax.tree.map(jnp.zeros_like, shapes))
     result = PairOutcome(
         total=start.value,
         meeting_time=count - 1,
