@@ -23,8 +23,6 @@ _FAR = 2.0**60  # magnitudes that only a barrier reaches, also at small temperat
 #: A natural parameter at which a unit has one value, whose digits are not lost beside it:
 #: exp(-256) is zero in float32, and 1e-111 in float64.
 CERTAIN = 256.0
-
-
 #: Energy of a violated constraint at inverse temperature b: this over 1 - b.
 _SOFT = 4.0
 
