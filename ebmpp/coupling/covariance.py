@@ -1,0 +1,45 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+r"""Unbiased covariances from independent unbiased estimates of means.
+
+With :math:`H_i(f)` the estimate of E[f] by pair i of n,
+
+.. math::
+
+    \frac{1}{n} \sum_i H_i(f g) - \frac{1}{n (n - 1)} \sum_{i \ne j} H_i(f) H_j(g)
+
+has the expectation E[fg] - E[f] E[g], since different pairs are independent. A pair's
+factor is the mean of the other pairs, :func:`mean_of_others`.
+"""
+
+import math
+
+from jaxtyping import Float
+import numpy as np
+
+from jax import Array
+
+#: Estimates of means by independent pairs.
+PerPair = Float[Array, "pairs *means"] | Float[np.ndarray, "pairs *means"]
+
+
+def mean_of_others(h: PerPair) -> PerPair:
+    """Return for each of at least two pairs the mean over all other pairs."""
+    return (h.sum(0) - h) / (len(h) - 1)
+
+
+def covariance(products: PerPair, f: PerPair, g: PerPair) -> tuple[PerPair, PerPair]:
+    """Return unbiased covariances of f and g, and their standard errors.
+
+    In float32 the covariance loses digits where means are large beside it; pass float64
+    arrays of NumPy, or subtract constants from f and g.
+
+    :param products: estimates of E[fg] by at least two pairs.
+    :param f: estimates of E[f] by the same pairs, of a shape that broadcasts against
+        ``products``, such as ``(pairs, p, 1)``.
+    :param g: estimates of E[g], likewise, such as ``(pairs, 1, q)``.
+    """
+    value = (products - f * mean_of_others(g)).mean(0)
+    # by the linear part of the estimate
+    terms = products - f * g.mean(0) - f.mean(0) * g
+    return value, terms.std(0, ddof=1) / math.sqrt(len(terms))
