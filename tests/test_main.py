@@ -80,7 +80,10 @@ def test_a_few_steps_of_training_and_a_learning_curve(
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(64), h=ebmpp.Bernoulli(3))
     stage = program.StageTimer()
     with stage("training by PCD"):
-        fit = program.learn(rbm, ebmpp.PCD(num_chains=4), train, held_out, 10, seed=0)
+        method = program.METHODS["PCD"]._replace(
+            estimator=ebmpp.PCD(num_chains=4), steps=1
+        )
+        fit, seconds = program.learn(rbm, method, train, held_out, 10, seed=0)
     assert re.fullmatch(
         r"training by PCD +\d+\.\d s, +\d+\.\d s of them compiling\n",
         capsys.readouterr().out,
@@ -92,13 +95,15 @@ def test_a_few_steps_of_training_and_a_learning_curve(
     fit = dataclasses.replace(
         fit, history=history.assign(lag=fit.history.gradient_norm)
     )
-    figure = program.learning_curve({"UCD": fit, "PCD": fit}, -24.7)
+    run = program.Run(fit, seconds)
+    figure = program.learning_curve({"UCD": run, "PCD": run}, -24.7)
     left = figure.axes[0]
     labels = [text.get_text() for text in left.get_legend().get_texts()]
-    assert labels == ["UCD", "PCD", "independent pixels"]
+    assert labels == ["UCD, 10 steps", "PCD, 10 steps", "independent pixels"]
     np.testing.assert_allclose(
         left.lines[0].get_ydata(), fit.history.log_likelihood_held_out
     )
+    assert left.lines[0].get_xdata().tolist() == seconds == sorted(seconds)
     assert len({line.get_linestyle() for line in left.lines}) == 3
 
 
@@ -137,7 +142,8 @@ def test_it_writes_and_prints_what_it_announces(
         held_out = tree["observed_data"]["v"].values
     with xr.open_datatree(out / "history.nc", engine="h5netcdf") as tree:
         exactly = float(tree["history"]["log_likelihood_held_out"][-1])
-        assert tree["history"].sizes["step"] == tree["history_pcd"].sizes["step"] == 100
+        assert tree["history"].sizes["step"] == 100
+        assert tree["history_pcd"].sizes["step"] == 1000
     graph, params = ebmpp.load(out / "digits.ebmpp")
     np.testing.assert_allclose(
         ebmpp.exact.log_likelihood(graph, params, held_out).mean(), exactly, rtol=1e-5

@@ -8,6 +8,8 @@ import math
 import warnings
 
 import numpy as np
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import check_non_negative
 
 import jax
 from jax import Array, lax
@@ -28,6 +30,7 @@ Optimizer = optax.GradientTransformation
 
 # columns of a covariance matrix whose eigenvalues take a tenth of a second
 _MAX_COLUMNS = 1000
+_MAX_ROWS = 4096  # rows per call outside training
 _ROWS_PER_COLUMN = 10  # that determine eigenvalues
 _MAX_LOSS = 1.0  # nats per row
 
@@ -51,6 +54,22 @@ def family_of(name: str, units: UnitsLike, size: int) -> Family:
     if family.size != size:
         raise checks.error(name, expected, units)
     return family
+
+
+def visible_family(
+    units: UnitsLike, values: np.ndarray, weights: RowWeights, is_bernoulli: bool
+) -> tuple[Family, StandardScaler | None]:
+    """Return the family of the visible units, and the scaler of columns for "auto".
+
+    :param is_bernoulli: whether "auto" is Bernoulli units.
+    """
+    scaler = None
+    if isinstance(units, str) and units == "auto":
+        units = "bernoulli"
+        if not is_bernoulli:
+            units = "gaussian"
+            scaler = StandardScaler().fit(values, sample_weight=weights)
+    return family_of("visible", units, values.shape[1]), scaler
 
 
 def warn_of_correlations(values: np.ndarray) -> None:
@@ -187,6 +206,27 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
             "by MinMaxScaler(clip=True), or choose another family, such as "
             'visible="gaussian" for reals'
         )
+
+
+def as_units(model: object, family: Family, values: np.ndarray) -> np.ndarray:
+    """Return checked rows of the visible block."""
+    # before the check: a scaler's 1.0000000000000002 is 1 in float32
+    values = values.astype(jnp.result_type(float))
+    if family.bounds[0] >= 0:
+        check_non_negative(values, type(model).__name__)
+    check_values(model, family, values)
+    return values.reshape(-1, *family.shape).astype(family.dtype)
+
+
+def by_chunks(fn: Callable[[np.ndarray], Array], rows: np.ndarray) -> np.ndarray:
+    """Apply ``fn`` to chunks of rows, padded so that few shapes are compiled."""
+    size = min(_MAX_ROWS, 1 << max(0, len(rows) - 1).bit_length())
+    results = []
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        padded = np.resize(part, (size, *part.shape[1:]))
+        results.append(np.asarray(fn(padded))[: len(part)])
+    return np.concatenate(results)
 
 
 def weighted_rows(

@@ -16,10 +16,9 @@ from sklearn.base import (
     ClassNamePrefixFeaturesOutMixin,
     TransformerMixin,
 )
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 import xarray as xr
 
 import jax
@@ -39,8 +38,6 @@ from ebmpp.training.loop import Loop
 from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
 from ebmpp.training.observers.progress import ProgressBar
 from ebmpp.training.steps import Stage, Stages
-
-_MAX_ROWS = 4096  # rows per call outside training
 
 #: Rows of numbers, of any type that scikit-learn accepts.
 Matrix = ArrayLike | sparse.spmatrix
@@ -185,14 +182,10 @@ class HarmoniumTransformer(
         values, weights = harmonium.weighted_rows(
             self._values(X, reset=True), sample_weight
         )
-        units = self.visible
-        self.scaler_ = None
-        if isinstance(units, str) and units == "auto":
-            units = "bernoulli"
-            if not ((values >= 0) & (values <= 1)).all():
-                units = "gaussian"
-                self.scaler_ = StandardScaler().fit(values, sample_weight=weights)
-        visible = harmonium.family_of("visible", units, values.shape[1])
+        is_share = bool(((values >= 0) & (values <= 1)).all())
+        visible, self.scaler_ = harmonium.visible_family(
+            self.visible, values, weights, is_share
+        )
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
         self._n_features_out = math.prod(latent.statistic_shape)
@@ -319,7 +312,7 @@ class HarmoniumTransformer(
         value = self._by_chunks(harmonium.log_density, self._rows(X))
         if self.scaler_ is None:
             return value
-        log_volume = np.log(self.scaler_.scale_).sum()
+        log_volume = np.log(np.asarray(self.scaler_.scale_)).sum()
         return value - log_volume.astype(value.dtype)
 
     def _tractable(self) -> bool:
@@ -441,24 +434,11 @@ class HarmoniumTransformer(
         family = self.graph_.families["v"]
         if self.scaler_ is not None:
             values = self.scaler_.transform(values)
-        # before the check: a scaler's 1.0000000000000002 is 1 in float32
-        values = values.astype(jnp.result_type(float))
-        if family.bounds[0] >= 0:
-            check_non_negative(values, type(self).__name__)
-        harmonium.check_values(self, family, values)
-        return values.reshape(-1, *family.shape).astype(family.dtype)
+        return harmonium.as_units(self, family, values)
 
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
-        """Apply ``fn`` to chunks of rows, padded so that few shapes are compiled."""
         params = jax.tree.map(jnp.asarray, self.params_)
-        size = min(_MAX_ROWS, 1 << max(0, len(rows) - 1).bit_length())
-        results = []
-        for first in range(0, len(rows), size):
-            part = rows[first : first + size]
-            padded = np.resize(part, (size, *part.shape[1:]))
-            values = np.asarray(fn(self.graph_, params, padded))
-            results.append(values[: len(part)])
-        return np.concatenate(results)
+        return harmonium.by_chunks(partial(fn, self.graph_, params), rows)
 
     def _key(self) -> Array:
         return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))
