@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ArviZ DataTrees of draws and histories, and a summary that marks frozen chains."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+import contextlib
 import dataclasses
+from functools import partial
 import importlib
 import math
 from typing import Any, cast
@@ -21,6 +23,7 @@ from ebmpp.core import VERSION, checks, select
 from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
+from ebmpp.errors import IntractableError
 from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
 from ebmpp.kernels.streaming import leaves_by_name, variable_name, variable_names
 from ebmpp.ppl import CoupledComposite, ModelBlock
@@ -33,6 +36,7 @@ _NOT_STATISTICS = ("z", *_PAIR_FIELDS)
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 # options of ArviZ's summary that select values
 _SELECTIONS = "var_names filter_vars group sample_dims".split()
+_MOST_DRAWS = 64  # whose likelihoods are computed in parallel
 _MOST_LIKELIHOODS = 2**28  # of draws and observed values, 1 GB
 #: The statistics of a value of a long run; ``chain_means`` has one axis more.
 _STATISTICS = [f.name for f in dataclasses.fields(Moments) if f.name != "chain_means"]
@@ -70,7 +74,9 @@ def to_datatree(
     and energies (except for composites). A run of ``numpyro.infer.Gibbs``, or of a
     block from :meth:`~ebmpp.GibbsBlock.from_model` alone, has the names of plates and
     the groups ``observed_data`` and ``log_likelihood``, the latter for up to 2**28
-    values. An estimate has the
+    values, and with the first block's discrete sites summed out
+    (:meth:`~ebmpp.ppl.ModelBlock.pointwise`) where these form a forest, as ``loo`` of
+    ArviZ needs it. An estimate has the
     group ``meeting`` without paths (one ``chain`` per pair), a fit the group
     ``history``. A long run (:class:`ebmpp.kernels.LongRun`) has ``moments`` over
     ``statistic``, and, if draws were kept, ``posterior`` and ``sample_stats``, which
@@ -244,12 +250,29 @@ def _model_groups(mcmc: MCMC, samples: Samples) -> tuple[dict[str, Samples], Dim
     groups = {"observed_data": observed}
     num_draws = math.prod(next(iter(samples.values())).shape[:2])
     if num_draws * sum(x.size for x in observed.values()) < _MOST_LIKELIHOODS:
-        by_draw = log_likelihood(
-            model, samples, *mcmc._args, batch_ndims=2, **mcmc._kwargs
-        )
-        values = {variable_name(name): x for name, x in jax.device_get(by_draw).items()}
+        by_draw = _log_likelihoods(mcmc, model, samples)
+        values = {variable_name(name): x for name, x in by_draw.items()}
         groups["log_likelihood"] = select(values, observed)
     return groups, plates
+
+
+def _log_likelihoods(mcmc: MCMC, model: Callable, samples: Samples) -> Samples:
+    """Return the log likelihood of each observation, with units summed out where they can be."""
+
+    def pointwise(values):
+        return block.pointwise(values, *mcmc._args, **mcmc._kwargs)
+
+    kernel = mcmc.sampler
+    blocks = [b for b, _ in kernel.blocks] if isinstance(kernel, Gibbs) else [kernel]
+    for block in blocks:
+        if isinstance(block, ModelBlock) and block.layers:
+            draws = select(samples, block.info.latent)
+            with contextlib.suppress(IntractableError):
+                by_chain = partial(jax.lax.map, pointwise, batch_size=_MOST_DRAWS)
+                return jax.device_get(jax.lax.map(by_chain, draws))
+    return jax.device_get(
+        log_likelihood(model, samples, *mcmc._args, batch_ndims=2, **mcmc._kwargs)
+    )
 
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:

@@ -36,6 +36,7 @@ from ebmpp.traced.data import values_in, with_deterministic
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import BlockStart
 from ebmpp.traced.sweep import BlockSweep, ForestLayers
+from ebmpp.traced.sweep.pointwise import Pointwise
 
 # folded into the keys of the latents that a tempered transition starts with
 _HEATED = 1 << 19
@@ -341,6 +342,41 @@ class ModelKernel(block.Block):
         """
         return self._summed("most_probable", values, model_args, model_kwargs)
 
+    def pointwise(
+        self, values: SiteValues, *model_args: object, **model_kwargs: object
+    ) -> SiteArrays:
+        r"""Return the log likelihood of each observation, discrete sites summed out.
+
+        It is :math:`\log p(y_i \mid y_{-i}, \theta)` with theta the ``values``. Where
+        observations are independent given theta it is :math:`\log p(y_i \mid \theta)`.
+        Both make PSIS-LOO exact in the limit; WAIC needs the latter. Arguments and
+        errors are as in :meth:`log_marginal`. Put it under ``jax.vmap`` for draws;
+        :func:`ebmpp.to_datatree` does so.
+
+        :return: by observed site, its batch shape: an observation is an element of the
+            plates. The elements of a site without a batch, such as of
+            ``Normal(z, 1).to_event(1)``, are observations too. Masked ones are 0.
+
+        **References**
+
+        1. Vehtari, Gelman, Gabry (2017), *Practical Bayesian model evaluation using
+           leave-one-out cross-validation and WAIC*.
+
+        **Example**
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
+        >>> def model(y):
+        ...     share = numpyro.sample("share", dist.Beta(1, 1))
+        ...     with numpyro.plate("points", len(y)):
+        ...         z = numpyro.sample("z", dist.Bernoulli(share))
+        ...         numpyro.sample("y", dist.Normal(4.0 * z, 1.0), obs=y)
+        >>> y = jnp.array([-0.1, 4.2])
+        >>> block = ebmpp.GibbsBlock.from_model(model, ["z", "share"], y)
+        >>> block.pointwise({"share": 0.5})["y"].round(3).tolist()
+        [-1.617, -1.632]
+        """
+        return self._pointwise(self._siblings(values, model_args, model_kwargs))
+
     def marginal_model(self, model: Callable | None = None) -> Callable[..., None]:
         """Return the model with the block's discrete sites summed out, a NumPyro model for NUTS.
 
@@ -364,6 +400,12 @@ class ModelKernel(block.Block):
         names = ("log_sum", "marginals", "most_probable")
         return {name: jax.jit(getattr(sums, name)) for name in names}
 
+    @functools.cached_property
+    def _pointwise(self) -> Callable:
+        with jax.ensure_compile_time_eval():
+            sums = self.sweep.sums if self.sweep.finite else None
+            return jax.jit(Pointwise(self.info, sums))
+
     def _summed(
         self,
         name: str,
@@ -372,8 +414,13 @@ class ModelKernel(block.Block):
         kwargs: Mapping[str, object],
     ) -> PyTree:
         """Return one of the sums at values of the other sites; the discrete ones may have any."""
+        return self._sums[name](self._siblings(values, args, kwargs))
+
+    def _siblings(
+        self, values: SiteValues, args: tuple, kwargs: Mapping[str, object]
+    ) -> Inputs:
         fixed = select(self.info.latent, self.sweep.finite)
-        return self._sums[name](self._split({**values, **fixed}, args, kwargs))
+        return self._split({**values, **fixed}, args, kwargs)
 
     def walk(
         self, values: SiteValues, call: Call, key: Array

@@ -19,6 +19,7 @@ from numpyro.infer import NUTS, Gibbs
 import pytest
 import zoo
 
+import jax
 import jax.numpy as jnp
 
 import ebmpp
@@ -199,6 +200,13 @@ def test_scoped_sites_are_variables_with_dots(with_nuts):
     assert tree.posterior["left.z"].dims == ("chain", "draw", "place")
     assert tree["log_likelihood"]["left.y"].dims == ("chain", "draw", "points")
     np.testing.assert_array_equal(tree["observed_data"]["left.y"], FIELD)
+    # z is summed out
+    both = dist.Normal(np.arange(2.0)[:, None], 9.0).log_prob(FIELD)
+    exact = jax.nn.logsumexp(both, 0, b=np.array([[0.6], [0.4]]))
+    likelihood = tree["log_likelihood"]["left.y"]
+    np.testing.assert_allclose(
+        likelihood, np.broadcast_to(exact, likelihood.shape), rtol=1e-5
+    )
     assert az.loo(to_arviz(mcmc)) is not None
     with pytest.raises(ArgumentError, match="names that no site has.*left.odd"):
         to_datatree(mcmc, dims={"left/z": ["left.odd"]})

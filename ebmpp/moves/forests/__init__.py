@@ -10,6 +10,7 @@ from ebmpp.moves.forests.sums import (
     draw,
     draw_pair,
     log_sum,
+    log_sums_by_tree,
     marginals,
     most_probable,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "draw_pair",
     "forest_layers",
     "log_sum",
+    "log_sums_by_tree",
     "marginals",
     "most_probable",
 ]

@@ -113,6 +113,15 @@ class Forest:
         return np.array(depth, np.int64)
 
     @functools.cached_property
+    def trees(self) -> Integer[np.ndarray, "units"]:
+        """Position of each unit's root among :attr:`roots`."""
+        trees = np.zeros(self.num_units, np.int64)
+        trees[self.roots] = np.arange(len(self.roots))
+        for unit, parent, _ in self._peeling.edges.T[::-1].tolist():
+            trees[unit] = trees[parent]
+        return trees
+
+    @functools.cached_property
     def steps(self) -> Integer[np.ndarray, "3 steps width"]:
         """Lower units, upper units and edges in steps from the deepest edges to the roots.
 

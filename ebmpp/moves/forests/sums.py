@@ -85,6 +85,15 @@ def log_sum(forest: Forest, unary: UnaryTable, pairwise: PairwiseTable) -> PerSt
     return total.reshape(tables.batch)
 
 
+def log_sums_by_tree(
+    forest: Forest, unary: UnaryTable, pairwise: PairwiseTable
+) -> Float[Array, "*batch trees"]:
+    """Return the logs of the sums over the states of each tree, in the order of the roots."""
+    tables = _arrange(unary, pairwise)
+    sums = trees.by_tree(forest, tables.unary, tables.pairwise, logs.log_sum_exp)
+    return sums.T.reshape(*tables.batch, -1)
+
+
 def draw(
     forest: Forest,
     unary: UnaryTable,

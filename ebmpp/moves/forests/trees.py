@@ -29,6 +29,22 @@ def up(
         ``(steps, width, states below, states above, rows or 1)``; and the log of the
         whole sum.
     """
+    sums, shifts = _up(forest, unary, pairwise, reduce)
+    return sums, reduce(sums.centres, 1).sum(0) + sum_by_halves(shifts)
+
+
+def by_tree(forest: Forest, unary: Array, pairwise: Array, reduce: Reduce) -> Array:
+    """Return the log of the sum over the states of each tree, ``(trees, rows)``."""
+    sums, shifts = _up(forest, unary, pairwise, reduce)
+    child, *_ = forest.steps
+    trees = np.take(forest.trees, child.ravel(), mode="clip")
+    return reduce(sums.centres, 1).at[trees].add(shifts)
+
+
+def _up(
+    forest: Forest, unary: Array, pairwise: Array, reduce: Reduce
+) -> tuple[Sums, Array]:
+    """Return the sums of :func:`up`, and the shift of each message, 0 for padding."""
     child, parent, edge = forest.steps
     if len(forest.edges):
         pairs = jnp.take(pairwise, edge, axis=0, mode="clip")
@@ -49,9 +65,7 @@ def up(
     beliefs, tops = lax.scan(step, unary, steps)
     is_edge = (child < forest.num_units)[..., None]
     shifts = jnp.where(is_edge, tops, 0.0).reshape(-1, unary.shape[2])
-    centres = beliefs[forest.roots]
-    total = reduce(centres, 1).sum(0) + sum_by_halves(shifts)
-    return Sums(beliefs, pairs, centres), total
+    return Sums(beliefs, pairs, beliefs[forest.roots]), shifts
 
 
 def down(

@@ -17,7 +17,6 @@ import functools
 from typing import NamedTuple, cast
 
 import numpy as np
-from scipy import sparse
 
 import jax
 from jax import Array, lax
@@ -53,8 +52,6 @@ class ForestLayer(NamedTuple):
     number: int
     units: np.ndarray
     forest: forests.Forest
-    trees: np.ndarray
-    """The tree of each unit."""
     single: ElementsByReader
     double: ElementsByReader
 
@@ -116,9 +113,15 @@ class ForestLayers(Layered):
 
     def log_sum(self, inputs: Inputs) -> Array:
         """Return the log density with the units of a single forest summed out."""
-        slots = self.posterior.inputs(inputs)
-        constant, _ = self.terms.expand(slots, guarded=True)
-        return constant + forests.log_sum(*self._single(inputs, guarded=True))
+        return self.constant(inputs) + forests.log_sum(*self._single(inputs, True))
+
+    def constant(self, inputs: Inputs) -> Array:
+        """Return the part of the log density that depends on no unit."""
+        return self.terms.expand(self.posterior.inputs(inputs), guarded=True)[0]
+
+    def log_sums_by_tree(self, inputs: Inputs) -> Array:
+        """Return log sums of the trees of a single forest, without :meth:`constant`."""
+        return forests.log_sums_by_tree(*self._single(inputs, True))
 
     def marginals(self, inputs: Inputs) -> tuple[Array, Array]:
         """Return probabilities of the units of a single forest, and of the ends of edges."""
@@ -223,9 +226,6 @@ def _make_layer(terms: SumOfTerms, number: int, units: np.ndarray) -> ForestLaye
     codes = first * count + second  # in order, as the edges are
     begins_even = forests.Forest(count, edges).depth[first] % 2 == 0
     edges = np.where(begins_even[:, None], edges, edges[:, ::-1])
-    ones = np.ones(len(edges))
-    adjacency = sparse.coo_array((ones, (first, second)), (count, count))
-    _, trees = sparse.csgraph.connected_components(adjacency, directed=False)
     single = ElementsByReader({}, {})
     double = ElementsByReader({}, {})
     for slot, mask in terms.live.items():
@@ -241,7 +241,7 @@ def _make_layer(terms: SumOfTerms, number: int, units: np.ndarray) -> ForestLaye
         pairs = element[~alone][::2], edge
         place(slot, mask.size, [double], [len(edges)], [pairs])
     forest = forests.Forest(count, edges)
-    return ForestLayer(number, units, forest, trees, single, double)
+    return ForestLayer(number, units, forest, single, double)
 
 
 def _is_possible(layer: ForestLayer, tables: ForestTables, drawn: Array) -> Array:
@@ -258,5 +258,5 @@ def _is_possible(layer: ForestLayer, tables: ForestTables, drawn: Array) -> Arra
     wrong = is_wrong(at_units, unary)
     wrong = wrong.at[a].max(is_wrong(at_edges, states))
     blank = jnp.zeros(len(wrong), bool)
-    is_wrong_tree = blank.at[layer.trees].max(wrong)
-    return ~is_wrong_tree[layer.trees]
+    is_wrong_tree = blank.at[layer.forest.trees].max(wrong)
+    return ~is_wrong_tree[layer.forest.trees]
