@@ -29,7 +29,7 @@ from ebmpp.estimators import (
     TemperedPCD,
     WeightedPCD,
 )
-from ebmpp.evaluate import complete, from_dataframe
+from ebmpp.evaluate import complete, expectation, from_dataframe
 from ebmpp.exact import perfect_sample
 from ebmpp.families import (
     Bernoulli,
@@ -117,6 +117,7 @@ __all__ = [
     "enable_compilation_cache",
     "evaluate",
     "exact",
+    "expectation",
     "fit",
     "from_dataframe",
     "layered",

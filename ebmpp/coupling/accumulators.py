@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 import dataclasses
-from functools import lru_cache
 import math
 from typing import ClassVar, Protocol, Self
 
@@ -35,7 +34,9 @@ from ebmpp.moves import Target
 class Accumulator(Protocol):
     """A hashable object that sums weighted values of states."""
 
-    per_job: ClassVar[bool]  # True for one sum per job, with a leading axis of jobs
+    @property
+    def per_job(self) -> bool:
+        """True for one sum per job, with a leading axis of jobs."""
 
     def init(self, target: Target, num_jobs: int) -> PyTree:
         """Return the empty sum."""
@@ -200,12 +201,14 @@ def blocks_of(graph: FactorGraph) -> tuple:
     )
 
 
-@lru_cache(maxsize=64)  # tracing took a tenth of a millisecond of each call
+def state_shapes(blocks: tuple) -> PyTree:
+    """Return a state of these blocks, with shapes in place of arrays."""
+    return {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in blocks}
+
+
 def shapes_of(fn: Callable[[Blocks], PyTree], blocks: tuple) -> PyTree:
     """Return the shapes of the value of a function of a state."""
-    return jax.eval_shape(
-        fn, {b: jax.ShapeDtypeStruct(shape, dtype) for b, shape, dtype in blocks}
-    )
+    return jax.eval_shape(fn, state_shapes(blocks))
 
 
 def check_function(name: str, fn: Callable[[Blocks], PyTree], blocks: tuple) -> None:

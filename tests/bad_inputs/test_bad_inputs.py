@@ -117,6 +117,15 @@ def names() -> dict[str, Any]:
             graph, params, fn, **{"rng_key": key, "num_pairs": 4, **options}
         )
 
+    def mean(
+        graph: Any = rbm,
+        params: Any = params,
+        fn: Any = lambda x: x["v"],
+        **options: Any,
+    ) -> Any:
+        options = {"rng_key": key, "num_pairs": 4, **options}
+        return ebmpp.expectation(graph, params, fn, **options)
+
     def tempered(betas: Any = (0, 1), **options: Any) -> Any:
         return estimate(
             coupling=ebmpp.moves.tempered(betas, options.pop("coupling", None)),
@@ -142,6 +151,7 @@ def names() -> dict[str, Any]:
         zeros,
         fit,
         estimate,
+        mean,
         tempered,
         composite,
         run,
