@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import identity
 
@@ -30,7 +31,7 @@ from ebmpp.ppl.pilot import Starts, run_pilot
 from ebmpp.traced.block import BlockChain, Call, Coupled
 from ebmpp.traced.data import with_deterministic
 from ebmpp.traced.rows import checked
-from ebmpp.traced.start import search
+from ebmpp.traced.start import Strategy, named_values, search
 from ebmpp.traced.sweep.kinds import KINDS, kinds_of_sites
 
 _FOLLOWER = 1  # folded into the key of the following chain's start
@@ -88,8 +89,13 @@ class CoupledComposite(MCMCKernel):
     :param independent_starts: True to draw the start of the following chain
         independently.
     :param call: arguments of the model for calls without any.
+    :param init_strategy: where chains start, as in
+        :meth:`GibbsBlock.from_model <ebmpp.GibbsBlock.from_model>`, for all sites that a
+        model's steps draw; ``numpyro.infer.init_to_value`` also names others.
+        ``init_params``, natural values too, replace it.
     :raises ArgumentError: for a step of another kind, a lag below 1, an unknown
         coupling, or a site in two steps.
+    :raises StateError: for an unknown site in ``init_strategy``.
 
     **References**
 
@@ -126,6 +132,7 @@ class CoupledComposite(MCMCKernel):
         starts: Starts | None = None,
         independent_starts: bool = False,
         call: Call | None = None,
+        init_strategy: Strategy | None = None,
     ) -> None:
         self.lag = checks.count("CoupledComposite: lag", lag)
         self.coupling = coupling
@@ -134,6 +141,7 @@ class CoupledComposite(MCMCKernel):
             "CoupledComposite: independent_starts", independent_starts
         )
         self.call = call
+        self.init_strategy = init_strategy
         self.steps = tuple(checks.sequence("CoupledComposite: steps", steps, "steps"))
         for step in self.steps:
             checks.instance(
@@ -154,6 +162,20 @@ class CoupledComposite(MCMCKernel):
                 "of one site or more, each in one step",
                 names,
             )
+        named = named_values(init_strategy)
+        self.check_sites(named, "init_strategy")
+        discrete = {
+            site
+            for step in self.steps
+            if isinstance(step, GibbsBlock)
+            for site in step.sites
+            if not (isinstance(step, ModelBlock) and site in step.info.continuous)
+        }
+        #: values that the strategy names
+        self.named = {
+            site: jnp.asarray(v, None if site in discrete else float)
+            for site, v in named.items()
+        }
 
     @classmethod
     def from_model(
@@ -163,6 +185,7 @@ class CoupledComposite(MCMCKernel):
         kinds: Mapping[str, str] | None = None,
         lag: int = 1,
         hmc: Mapping[str, object] | None = None,
+        init_strategy: Strategy | None = None,
         dense_mass: bool = False,
         num_warmup: int = 500,
         num_samples: int = 500,
@@ -188,6 +211,8 @@ class CoupledComposite(MCMCKernel):
         :param lag: sweeps that the leading chain is ahead in :class:`numpyro.infer.MCMC`.
         :param hmc: arguments of :class:`CoupledHMC` that replace the pilot's, such as
             ``{"step_size": 0.1}``.
+        :param init_strategy: where the pilot's chains start. Pairs start at the values
+            that ``numpyro.infer.init_to_value`` names, too.
         :param dense_mass: estimate a full covariance of the sites of :class:`CoupledHMC`.
         :param num_warmup: warm-up steps of the pilot's chains.
         :param num_samples: further steps of the pilot's chains.
@@ -230,12 +255,19 @@ class CoupledComposite(MCMCKernel):
             raise checks.error(f"{who}: hmc", expected, dict(hmc), hint=hint)
         block = None
         if drawn:
-            block = ModelBlock(model, drawn, *call.inputs, sequential=True)
+            block = ModelBlock(
+                model,
+                drawn,
+                *call.inputs,
+                sequential=True,
+                init_strategy=init_strategy or init_to_uniform(),
+            )
         starts, tuning = run_pilot(
             model,
             call,
             block,
             moved,
+            init_strategy=init_strategy or init_to_uniform(),
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
             num_warmup=checks.count(f"{who}: num_warmup", num_warmup),
             num_samples=checks.count(f"{who}: num_samples", num_samples, 2),
@@ -246,7 +278,14 @@ class CoupledComposite(MCMCKernel):
         if tuning is not None:
             options: dict[str, Any] = {**tuning._asdict(), **(hmc or {})}
             steps.append(CoupledHMC(model, moved, **options))
-        return cls(steps, lag, starts=starts, call=call, independent_starts=True)
+        return cls(
+            steps,
+            lag,
+            starts=starts,
+            independent_starts=True,
+            call=call,
+            init_strategy=init_strategy,
+        )
 
     def __repr__(self) -> str:
         lines = [f"  {step!r}" for step in self.steps]
@@ -261,13 +300,15 @@ class CoupledComposite(MCMCKernel):
     def start(self, keys: Array, call: Call, init: Rows) -> tuple[SiteArrays, Array]:
         """Draw starting values of the sites not in ``init``, then of the blocks' latents.
 
-        Sites of a model's block are drawn from its prior given the other steps' sites.
-        If that is impossible, the search for a possible start redraws all sites but
-        those in ``init``.
+        Sites of a model's steps are drawn by the strategy given the other steps' sites,
+        and then discrete ones of blocks given these. If that is impossible, the search
+        for a possible start redraws all sites but those in ``init``.
 
         :return: the values, and whether they are possible.
         """
         blocks = self.blocks
+        strategy = self.init_strategy
+        init = {**self.named, **init}
 
         def draw(keys):
             z: SiteArrays = {}
@@ -277,7 +318,7 @@ class CoupledComposite(MCMCKernel):
             if self.starts is not None:
                 z = self.starts.draw(z, call, random.as_key(keys)) | z
             for step in reversed(self.models):
-                z |= step.draw_prior(z, call, random.as_key(keys))
+                z |= step.draw_prior(z, call, keys, strategy)
             return z
 
         def sweep(z, keys):
@@ -314,10 +355,12 @@ class CoupledComposite(MCMCKernel):
         for block in self.blocks:
             block.info.check_data(call)
 
-    def check_sites(self, init: Mapping[str, object]) -> None:
+    def check_sites(
+        self, init: Mapping[str, object], name: str = "init_params"
+    ) -> None:
         """Raise a StateError for initial values of anything but a site."""
         sites = [site for step in self.steps for site in step.sites]
-        checks.names("site of init_params", init, sites, StateError)
+        checks.names(f"site of {name}", init, sites, StateError)
 
     def check_started(self, possible: Array) -> None:
         """Raise a StateError if chains start at impossible values."""

@@ -26,6 +26,7 @@ from ebmpp.traced import block
 from ebmpp.traced.block import Advanced, BlockChain, BlockState, Call, Coupled
 from ebmpp.traced.model_block import ModelKernel
 from ebmpp.traced.rows import checked
+from ebmpp.traced.start import Strategy
 
 #: Units that are proposed at a time, on average, where there is a ``log_likelihood``. A
 #: 16x16 Ising prior seen through a blur, 600 steps: R-hat 5.2 for whole layers, 1.014
@@ -119,6 +120,7 @@ class GibbsBlock(block.Block):
         sequential: bool = False,
         tempering: Sequence[float] | None = None,
         joint: str = "auto",
+        init_strategy: Strategy | None = None,
         **model_kwargs: object,
     ) -> "ModelBlock":
         """Return a block that is derived from a model, without a graph.
@@ -165,12 +167,20 @@ class GibbsBlock(block.Block):
             forest whose tables are not too large; "forest" to draw them by layers that
             are forests, such as two of a lattice; "units" to draw them by layers of
             units that do not interact.
+        :param init_strategy: where chains start, as for :class:`numpyro.infer.NUTS`.
+            ``numpyro.infer.init_to_value(values=...)`` takes natural values of any
+            sites, discrete ones too, which are held. Other continuous sites start as
+            the strategy says, by default ``init_to_uniform``, and other discrete ones
+            at a draw given these. In ``numpyro.infer.Gibbs`` it replaces the
+            ``init_params`` of the block's sites; without it, the block starts at these,
+            or at NumPyro's draws of the prior.
         :param model_kwargs: the model's keyword arguments; none may be named like one
-            of the four options.
+            of the five options.
         :raises ArgumentError: for an option out of range, and "forest" without discrete
             sites.
         :raises StateError: for sites that the model does not have, subsampled plates,
-            and enumerated sites outside of the block.
+            enumerated sites outside of the block, and values of ``init_strategy`` that
+            are of another shape.
         :raises IntractableError: for sites that cannot be drawn; where hardly two units
             can be drawn at once, unless ``sequential``; for sites that the params of an
             energy without log Z depend on, whose posterior is doubly intractable; and
@@ -215,6 +225,7 @@ class GibbsBlock(block.Block):
             sequential=sequential,
             tempering=tempering,
             joint=joint,
+            init_strategy=init_strategy,
         )
 
 

@@ -20,11 +20,12 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, at_index, checks
+from ebmpp.core import SiteArrays, at_index, checks, random
 from ebmpp.errors import StateError
 from ebmpp.moves.gradients.hamiltonian import Transition, draw_numbers
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled, SiteValues
 from ebmpp.traced.data import values_in
+from ebmpp.traced.start import Strategy
 
 #: Length of a trajectory, in units of the posterior's standard deviations.
 _LENGTH = 1.4
@@ -122,17 +123,25 @@ class CoupledHMC:
         """Return no values: :meth:`draw_prior` draws them."""
         return {}
 
-    def draw_prior(self, values: SiteValues, call: Call, key: Array) -> SiteArrays:
-        """Draw the sites that are not among the values, uniformly as NumPyro's kernels do."""
+    def draw_prior(
+        self,
+        values: SiteValues,
+        call: Call,
+        keys: Array,
+        strategy: Strategy | None = None,
+    ) -> SiteArrays:
+        """Draw the sites that are not among the values, by ``init_to_uniform`` or a strategy."""
         missing = [site for site in self.sites if site not in values]
         if not missing:
             return {}
 
-        def uniform(site):
-            return init_to_uniform(site) if site["name"] in missing else None
+        def value_of(site):
+            chosen = strategy or init_to_uniform
+            return chosen(site) if site["name"] in missing else None
 
         model = handlers.substitute(self.model, data=dict(values))
-        model = handlers.substitute(handlers.seed(model, key), substitute_fn=uniform)
+        model = handlers.seed(model, random.as_key(keys))
+        model = handlers.substitute(model, substitute_fn=value_of)
         trace = handlers.trace(model).get_trace(*call.args, **call.kwargs)
         checks.names("site of CoupledHMC", missing, trace, StateError)
         return values_in(trace, missing)

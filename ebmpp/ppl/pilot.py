@@ -33,6 +33,7 @@ from ebmpp.core import SiteArrays, select
 from ebmpp.distribution.tractability import base_of
 from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.model_block import ModelKernel
+from ebmpp.traced.start import Strategy
 from ebmpp.traced.sweep.kinds import is_continuous
 
 _NUM_CHAINS = 4
@@ -105,6 +106,7 @@ def run_pilot(
     block: ModelKernel | None,
     sites: Sequence[str],
     *,
+    init_strategy: Strategy,
     rng_key: Array,
     num_warmup: int,
     num_samples: int,
@@ -116,7 +118,12 @@ def run_pilot(
     :param sites: latent sites that NUTS moves.
     :return: starts, and the tuning of these sites, if there are any.
     """
-    nuts = NUTS(model, dense_mass=dense_mass, target_accept_prob=_TARGET_ACCEPTANCE)
+    nuts = NUTS(
+        model,
+        dense_mass=dense_mass,
+        target_accept_prob=_TARGET_ACCEPTANCE,
+        init_strategy=init_strategy,
+    )
     if block is None:
         kernel = nuts
     elif not sites:

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import Unit
+from numpyro.infer.initialization import init_to_sample
 from numpyro.primitives import Messenger
 
 import jax
@@ -64,6 +65,38 @@ def names_of(kind: str, trace: Trace) -> list[str]:
 def values_in(trace: Trace, names: Iterable[str]) -> dict[str, Array]:
     """Return the values of sites in a trace."""
     return {name: jnp.asarray(trace[name]["value"]) for name in names}
+
+
+class Prototype(Messenger):
+    """A model at any values of its latent sites.
+
+    Values of common supports need no sampler, of which that of a gamma distribution
+    takes a second to compile.
+    """
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            # numpyro.handlers.seed would split a key for each site
+            msg["kwargs"]["rng_key"] = jax.random.key(0)
+            msg["value"] = _prototype_value(msg)
+
+
+def _prototype_value(site: Message) -> ArrayLike:
+    fn = site["fn"]
+    support = element_of(fn.support)
+    shape = fn.shape(site["kwargs"]["sample_shape"])
+    if support in (constraints.real, constraints.positive, constraints.unit_interval):
+        return jnp.asarray(np.full(shape, 0.5), float)
+    if support == constraints.simplex:
+        return jnp.asarray(np.full(shape, 1 / shape[-1]), float)
+    low = getattr(support, "lower_bound", 0)
+    is_whole = support == constraints.boolean or isinstance(
+        support, constraints.integer_interval
+    )
+    if not is_whole or not isinstance(low, int):
+        return init_to_sample(site)
+    dtype = jax.eval_shape(fn.sample, jax.random.key(0)).dtype
+    return jnp.asarray(np.full(shape, low, dtype))
 
 
 def with_deterministic(model: Callable, call: Any, values: SiteArrays) -> SiteArrays:

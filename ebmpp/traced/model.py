@@ -14,7 +14,6 @@ from numpyro import handlers
 from numpyro.distributions import ImproperUniform, constraints
 from numpyro.infer.gibbs import (
     latent_sample_sites,
-    prototype_trace,
     subsample_plate_sizes,
 )
 
@@ -36,6 +35,8 @@ from ebmpp.traced import contents
 from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.data import (
     ArrayData,
+    Message,
+    Prototype,
     Trace,
     count_impossible,
     element_of,
@@ -85,10 +86,10 @@ class ModelInfo:
                 hint="Make the block outside of jax.jit and jax.vmap, and use it inside.",
             )
         with unnormalized() as used:
-            trace = prototype_trace(model, jax.random.key(0), *call.inputs)
+            trace = self._prototype(call)
         names = latent_sample_sites(trace)
         _check_sites(trace, names, self.sites)
-        #: a draw of each latent site
+        #: a value of each latent site
         self.latent = values_in(trace, names)
         self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
         self.scales = {name: trace[name]["scale"] for name in names}
@@ -101,6 +102,12 @@ class ModelInfo:
         energies = itertools.chain(*energies_of(trace).values())
         if used or not all(energy.has_log_partition for energy in energies):
             refuse_params(model, *call.inputs, self.sites)
+
+    def _prototype(self, call: Call) -> Trace:
+        """Return a trace of the model at any possible values of its sites."""
+        model = handlers.seed(Prototype(self.model), jax.random.key(0))
+        args, kwargs = call.inputs
+        return handlers.trace(model).get_trace(*args, **kwargs)
 
     def support(self, name: str) -> Any:
         """Return the constraint on one unit of a site."""
@@ -129,8 +136,12 @@ class ModelInfo:
         values: Mapping[str, Array],
         arguments: Sequence[Numbers],
         key: Array | int = 0,
+        strategy: Callable[[Message], Any] | None = None,
     ) -> Trace:
-        """Return the model's trace at values of sites; others are drawn from the prior."""
+        """Return the model's trace at values of sites; others are drawn from the prior.
+
+        :param strategy: returns the value of a site, or None.
+        """
         args, kwargs = self.arguments.rebuild(arguments)
         improper = {
             name: self.latent[name]
@@ -139,6 +150,8 @@ class ModelInfo:
         }
         model = handlers.substitute(ArrayData(self.model), data={**improper, **values})
         model = handlers.seed(model, key)
+        if strategy is not None:
+            model = handlers.substitute(model, substitute_fn=strategy)
         # handlers around a call, such as NUTS's, must not see the sites of this trace
         with handlers.block():
             return handlers.trace(model).get_trace(*args, **kwargs)
@@ -150,9 +163,7 @@ class ModelInfo:
         problems = self._impossible
         if not self.arguments.equal(call):
             with jax.ensure_compile_time_eval():
-                key = jax.random.key(0)
-                trace = prototype_trace(self.model, key, *call.inputs)
-                problems = impossible_sites(trace)
+                problems = impossible_sites(self._prototype(call))
         for name, problem in problems.items():
             if not self.counts.is_known(self._slot(name)):
                 continue  # its support depends on latent sites

@@ -32,9 +32,9 @@ from ebmpp.traced.block import (
     Coupled,
     SiteValues,
 )
-from ebmpp.traced.data import values_in, with_deterministic
+from ebmpp.traced.data import with_deterministic
 from ebmpp.traced.model import Inputs, ModelInfo
-from ebmpp.traced.start import BlockStart
+from ebmpp.traced.start import BlockStart, Strategy
 from ebmpp.traced.sweep import BlockSweep, ForestLayers
 from ebmpp.traced.sweep.pointwise import Pointwise
 
@@ -72,6 +72,7 @@ class ModelKernel(block.Block):
         sequential: bool = False,
         tempering: Any = None,
         joint: str = "auto",
+        init_strategy: Strategy | None = None,
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
@@ -81,6 +82,12 @@ class ModelKernel(block.Block):
         self.joint = checks.choice(
             "GibbsBlock.from_model: joint", joint, ("auto", "forest", "units")
         )
+        if init_strategy is not None:
+            name = "GibbsBlock.from_model: init_strategy"
+            checks.function(
+                name, init_strategy, "a site, as numpyro.infer.init_to_value"
+            )
+        self.init_strategy = init_strategy
         self.call = Call({}, tuple(args), dict(kwargs))
         self.info = ModelInfo(model, sites, self.call)
         self.sites = self.info.sites
@@ -95,7 +102,7 @@ class ModelKernel(block.Block):
         self.posterior = self.sweep.posterior
         #: conditionals of the discrete units; None without discrete sites
         self.conditionals = self.sweep.conditionals
-        self.start = BlockStart(self.info, self.sweep)
+        self.start = BlockStart(self.info, self.sweep, init_strategy)
         self._walk = jax.jit(self.sweep.walk)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
@@ -140,7 +147,7 @@ class ModelKernel(block.Block):
 
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
-        names = "num_sweeps sequential tempering joint".split()
+        names = "num_sweeps sequential tempering joint init_strategy".split()
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(type(self), **options)
         return make, (self.info.model, self.sites, *self.call.inputs)
@@ -229,11 +236,17 @@ class ModelKernel(block.Block):
         """Return True for values in their supports, of a finite log density."""
         return self.start.is_possible((values, self.info.context(values, call)))
 
-    def draw_prior(self, values: SiteValues, call: Call, key: Array) -> SiteArrays:
-        """Draw the sites that are not among the values from the model's prior, given the values."""
+    def draw_prior(
+        self,
+        values: SiteValues,
+        call: Call,
+        keys: Array,
+        strategy: Strategy | None = None,
+    ) -> SiteArrays:
+        """Draw the sites that are not among the values; see :meth:`BlockStart.draw`."""
         arguments = self.info.arguments.take(call, set())
-        trace = self.info.trace(values, arguments, key)
-        return values_in(trace, [site for site in self.sites if site not in values])
+        drawn, _ = self.start.draw(values, arguments, keys, strategy)
+        return {s: drawn[s] for s in self.sites if s not in values}
 
     # -- conditionals -----------------------------------------------------------------
 
@@ -427,7 +440,7 @@ class ModelKernel(block.Block):
     ) -> Iterator[tuple[SiteValues, float]]:
         """Yield states by random values of layers and draws of continuous sites."""
         keys = random.key_pair(key)
-        values = self.start(values, call, keys, "siblings")
+        values = self.start(values, call, keys, is_free=True)
         context = self.info.context(values, call)
         if isinstance(self.conditionals, ForestLayers):
             inputs = self.sweep.with_latents((values, context), keys)
@@ -451,10 +464,11 @@ class ModelKernel(block.Block):
     ) -> BlockState:
         """Return the first state, at ``init_params``, the values of the sites.
 
-        A block of all latent sites is a kernel by itself. It starts at a draw of the
-        prior by default, or at a possible state that a search from there finds.
+        A block of all latent sites is a kernel by itself. Sites without a value start
+        by the ``init_strategy``, at a possible state that a search from there finds.
         Impossible ``init_params`` are refused. In ``numpyro.infer.Gibbs``, where they
-        may be draws of the prior, the search starts from them.
+        may be draws of the prior, the search starts from them, and an
+        ``init_strategy`` replaces them.
 
         :raises StateError: for unknown and missing sites, values outside of their
             support, impossible states and data, or units whose conditional is not a
@@ -467,20 +481,23 @@ class ModelKernel(block.Block):
                 return self.init(key, num_warmup, values, model_args, model_kwargs)
 
             return jax.vmap(first)(rng_key, init_params)
-        init_params = dict(init_params or {})
+        values = block.initial_values(rng_key, init_params or {})
+        checks.names("site of init_params", values, self.sites, StateError)
         call = Call.split(model_args, model_kwargs)
-        checks.names("site of init_params", init_params, self.sites, StateError)
-        origin = "siblings" if GIBBS_SITES_KWARG in (model_kwargs or {}) else "given"
-        if set(init_params) != set(self.sites):
-            if set(self.sites) != set(self.posterior.shapes):
-                raise StateError(
-                    f"GibbsBlock needs initial values of its sites {sorted(self.sites)}"
-                )
-            origin = origin if init_params else "prior"
-            self.info.check_data(call)
-            init_params |= self.draw_prior(init_params, call, rng_key)
-        init_params = block.initial_values(rng_key, init_params)
-        values = self.start(init_params, call, random.key_pair(rng_key), origin)
+        is_free = GIBBS_SITES_KWARG in (model_kwargs or {})
+        sites = set(self.sites)
+        if is_free and self.init_strategy is not None:
+            is_free = False
+            values = {}
+            siblings = {**call.siblings, **self.start.named}
+            call = call._replace(siblings=siblings)
+        elif set(values) != sites and sites != set(self.posterior.shapes):
+            raise StateError(
+                f"GibbsBlock needs initial values of its sites {sorted(self.sites)}"
+            )
+        own = sites.intersection(self.start.named)
+        values = {**select(self.start.named, own), **values}
+        values = self.start(values, call, random.key_pair(rng_key), is_free)
         return self._first(Advanced(values), rng_key)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:

@@ -8,26 +8,36 @@ log density, in which fewer impossible elements are more probable, and starts ag
 draws of the prior, given continuous sites that are uniform over (-2, 2) unconstrained.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import logging
+import math
 import threading
 from typing import Any
 
 import numpy as np
-from numpyro.distributions import biject_to
+from numpyro.infer.initialization import init_to_uniform, init_to_value
 
 import jax
 from jax import Array, lax
 from jax.core import Tracer
-from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import SiteArrays, checks, is_concrete, random, select
+from ebmpp.core import (
+    Numbers,
+    SiteArrays,
+    at_index,
+    checks,
+    compiled,
+    is_concrete,
+    random,
+    select,
+)
 from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, SiteValues
+from ebmpp.traced.data import values_in
 from ebmpp.traced.model import Context, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row, checked, is_staged, on_rows
 from ebmpp.traced.sweep import BlockSweep
@@ -36,67 +46,94 @@ from ebmpp.traced.sweep import BlockSweep
 _MOST_DRAWS = 20
 _MOST_SWEEPS = 50
 _SEARCH = 1 << 22  # folded into the keys of the search
+#: An initialisation strategy of NumPyro, from a site to its value or None.
+Strategy = Callable[..., Any]
+#: Values of all sites; by site, if they are in the support; the log density; by site, a
+#: mask of the conditionals that are nan.
+Begun = tuple[SiteArrays, SiteArrays, Array, SiteArrays]
 
 
 class BlockStart:
-    """Checks of the first states of chains of a block, and a search for possible ones."""
+    """Starts of a block's chains: given values or draws, their checks, and a search.
 
-    def __init__(self, info: ModelInfo, sweep: BlockSweep) -> None:
+    :param strategy: of NumPyro; None for ``init_to_uniform``.
+    """
+
+    def __init__(
+        self, info: ModelInfo, sweep: BlockSweep, strategy: Strategy | None
+    ) -> None:
         self.info = info
         self.sweep = sweep
         self.posterior = sweep.posterior
-
-        def inspect(inputs, keys):
-            return self.posterior.log_density(inputs), sweep.invalid(inputs, keys)
-
-        self._inspect = _over_rows(inspect)
+        self.strategy = strategy
+        named = named_values(strategy)
+        checks.names("site of init_strategy", named, info.latent, StateError)
+        #: values that the strategy names, of any sites of the model
+        self.named = {site: self._cast(site, v) for site, v in named.items()}
+        for site, value in self.named.items():
+            shape = info.latent[site].shape
+            if np.shape(value) != shape:
+                name = f"init_strategy: site {site!r}"
+                raise checks.state_error(name, f"of shape {shape}", value)
+        # of programs that run once; XLA's older emitters compile them in .65 of the
+        # time
+        self._begin = _over_rows(self._first)
         self._find = _over_rows(self._search)
 
     def __call__(
-        self,
-        values: SiteValues,
-        call: Call,
-        keys: Array,
-        origin: str,
+        self, values: SiteValues, call: Call, keys: Array, is_free: bool = False
     ) -> SiteArrays:
-        """Return the values, or possible ones near them; under ``jax.vmap`` of all chains at once.
+        """Return values of all sites, possible ones; under ``jax.vmap`` of all chains at once.
 
-        :param origin: "given" by the user, who may not want others; "siblings" for
-            values that may be impossible given the siblings; "prior" for draws, which
-            may also be at the edge of their support.
+        :param values: of some or all sites. The others are drawn, and searched where
+            these are impossible.
+        :param is_free: True if the values may be draws of the prior, which a search may
+            replace.
         :raises StateError: for values outside of their support, impossible states and
             data, nan in the data, and conditionals that are nan.
         """
         self.info.check_data(call)
-        context = self.info.context(values, call)
+        missing = [site for site in self.info.sites if site not in values]
+        prototypes = select(self.info.latent, missing)
+        context = self.info.context({**values, **prototypes}, call)
+        values = {site: self._cast(site, v) for site, v in values.items()}
         if is_staged():
-            return self._check_staged((values, context))
+            return self._check_staged((values, context), keys)
         mapped = jax.tree.map(lambda v: v if isinstance(v, Tracer) else None, context)
         fixed = jax.tree.map(lambda v: None if isinstance(v, Tracer) else v, context)
 
         def check(rows):
-            return self._check(*rows, fixed, call, origin)
+            return self._check(*rows, fixed, call, is_free)
 
-        return on_rows(check, (dict(values), mapped, keys))
+        return on_rows(check, (values, mapped, keys))
+
+    def _cast(self, site: str, value: ArrayLike) -> Array:
+        """Return a value of a site; booleans as integers for NumPyro's summary."""
+        dtype = self.info.latent[site].dtype
+        value = jnp.asarray(value)
+        if jnp.issubdtype(dtype, np.floating):
+            return value.astype(dtype)
+        return value.astype(jnp.int8) if value.dtype == bool else value
 
     def _check(
         self,
-        values: SiteValues,
+        given: SiteValues,
         mapped: Context,
         keys: Array,
         fixed: Context,
         call: Call,
-        origin: str,
+        is_free: bool,
     ) -> SiteArrays:
         """Return possible states of all chains, the rows.
 
         :param mapped: what has a row for each chain, None elsewhere; ``fixed`` the
             rest.
         """
-        inside = self._inside(values)
-        if origin != "prior":
-            self._refuse_outside(inside, values)
-        log_prob, invalid = self._inspect(values, mapped, keys, fixed)
+        values, inside, log_prob, invalid = self._begin(given, mapped, keys, fixed)
+        valid = select(inside, given)
+        if is_free:
+            valid = {site: v | self._at_edge(site, given) for site, v in valid.items()}
+        self._refuse_outside(valid, given)
         is_inside = np.all(list(inside.values()), 0)
         is_lost = np.isneginf(log_prob) | ~is_inside
         is_possible = np.isfinite(log_prob)
@@ -108,13 +145,15 @@ class BlockStart:
                 names,
                 hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
             )
-        if origin != "given" and is_lost.any():
+        if (is_free or len(given) < len(values)) and is_lost.any():
             text = (
-                f"searching for a possible start of {list(values)}; init_params save it"
+                f"searching for a possible start of {list(values)}; init_params or an "
+                "init_strategy with possible values save it"
             )
             timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [text])
             timer.start()
-            result = self._find(values, mapped, keys, fixed)
+            held = {} if is_free else given
+            result = self._find((held, values), mapped, keys, fixed)
             values, is_possible = jax.block_until_ready(result)
             timer.cancel()
         for site, mask in invalid.items():
@@ -125,18 +164,38 @@ class BlockStart:
             self._refuse_impossible(values, _merged(mapped, fixed))
         return dict(values)
 
-    def _check_staged(self, inputs: Inputs) -> SiteArrays:
+    def _at_edge(self, site: str, values: SiteValues) -> np.ndarray | bool:
+        """Return True for rows at the edge of their support, to which vague priors round."""
+        if self.info.kind(site) not in ("positive", "unit_interval"):
+            return False
+        value = np.asarray(values[site])
+        is_edge = np.isin(value, (0, 1, np.inf)) | self.info.support(site)(value)
+        return all_in_row(is_edge, 1)
+
+    def _check_staged(self, inputs: Inputs, keys: Array) -> SiteArrays:
         """Return the values; the compiled program raises the error, without a search."""
-        values = dict(inputs[0])
-        log_prob = self.posterior.log_density(inputs)
+        given = inputs[0]
+        values, inside, log_prob, _ = self._first(inputs, keys)
 
         def check(rows):
             values, inside, log_prob = rows
-            self._refuse_outside(inside, values)
+            self._refuse_outside(select(inside, given), values)
             if not np.isfinite(log_prob).all():
                 self._refuse_impossible(values, None)
 
-        return checked(check, (values, self._inside(values), log_prob))[0]
+        return checked(check, (values, inside, log_prob))[0]
+
+    def _first(self, inputs: Inputs, keys: Array) -> Begun:
+        """Return given and drawn values, which are in their support, the log density, and nan.
+
+        Discrete sites that are drawn are drawn given the continuous ones.
+        """
+        values, context = inputs
+        x, held = self.draw({**context.siblings, **values}, context.arguments, keys)
+        inputs = select(x, self.info.sites), context
+        values, invalid = self.sweep.begin(inputs, held, keys)
+        log_prob = self.posterior.log_density((values, context))
+        return values, self._inside(values), log_prob, invalid
 
     def _inside(self, values: SiteValues) -> SiteArrays:
         """Return, by site, True where the value is in its support, for each chain."""
@@ -168,69 +227,101 @@ class BlockStart:
         return functools.reduce(jnp.logical_and, inside, is_finite)
 
     def relaxed(self, inputs: Inputs, keys: Array) -> SiteArrays:
-        """Draw the values by conditionals in which fewer impossible elements are more probable."""
+        """Draw discrete sites where fewer impossible elements of the density are more probable."""
+        values, context = inputs
         with self.sweep.joint.program.relaxed():
-            moved, _ = self.sweep(inputs, keys)
-        return {site: moved[site].astype(v.dtype) for site, v in inputs[0].items()}
+            for part in self.sweep.discrete:
+                moved, _ = part.move((values, context), keys)
+                values = {**values, **moved}
+        return {site: values[site].astype(v.dtype) for site, v in inputs[0].items()}
+
+    def draw_finite(self, keys: Array) -> SiteArrays:
+        """Draw the discrete sites, uniformly from the values of each unit."""
+        shapes = select(self.posterior.shapes, self.posterior.values)
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        # one hash, as each takes some 30 ms to compile
+        uniforms = random.uniform(random.words(keys, sum(sizes)))
+        parts = jnp.split(uniforms, np.cumsum(sizes)[:-1])
+        drawn = {}
+        for (site, shape), part in zip(shapes.items(), parts):
+            table, valid = self.posterior.values[site]
+            tables = np.broadcast_to(table, (len(table), *shape))
+            counts = np.broadcast_to(valid, tables.shape).sum(0)
+            picked = (part.reshape(shape) * counts).astype(jnp.int32)
+            drawn[site] = jnp.take_along_axis(jnp.asarray(tables), picked[None], 0)[0]
+        return drawn
 
     def draw_energies(self, keys: Array) -> SiteArrays:
         """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
-        drawn = {}
-        for number, site in enumerate(self.info.sites):
-            if not isinstance(self.info.distributions[site], EnergyDistribution):
-                continue
-            table, valid = self.posterior.values[site]
-            shape = (len(table), *self.posterior.shapes[site])
-            logits = jnp.broadcast_to(jnp.where(valid, 0.0, -jnp.inf), shape)
-            key = jax.random.fold_in(random.as_key(keys), number)
-            picked = jax.random.categorical(key, jnp.moveaxis(logits, 0, -1))
-            drawn[site] = jnp.take_along_axis(jnp.asarray(table), picked[None], 0)[0]
-        return drawn
+        drawn = self.draw_finite(keys)
+        return {site: v for site, v in drawn.items() if self._is_energy(site)}
 
-    def draw_spread(self, keys: Array) -> SiteArrays:
-        """Draw continuous sites as NUTS starts them, uniformly over (-2, 2) unconstrained.
+    def _is_energy(self, site: str) -> bool:
+        return isinstance(self.info.distributions.get(site), EnergyDistribution)
 
-        Draws of a vague prior underflow, or are far from the data. Samplers of gamma
-        distributions also take seconds to compile.
+    def draw(
+        self,
+        values: SiteValues,
+        arguments: Sequence[Numbers],
+        keys: Array,
+        strategy: Strategy | None = None,
+    ) -> tuple[SiteArrays, list[str]]:
+        """Draw the latent sites that are not among the values.
+
+        Continuous sites start as the strategy says, by default where NUTS starts them:
+        draws of a vague prior underflow, or are far from the data. Discrete sites are
+        uniform, unless the strategy has a value.
+
+        :return: all sites, and the names of the discrete ones that have a given value.
         """
-        transforms: dict[str, Any] = {
-            site: biject_to(prior.support)
-            for site, prior in self.info.distributions.items()
-            if self.info.kind(site)
-        }
-        start = {
-            site: jnp.zeros(transform.inverse_shape(self.info.latent[site].shape))
-            for site, transform in transforms.items()
-        }
-        zeros, unravel = ravel_pytree(start)
-        key = random.as_key(keys)
-        drawn = unravel(jax.random.uniform(key, zeros.shape, minval=-2, maxval=2))
-        return {site: transforms[site](v) for site, v in drawn.items()}
+        values = {**self.named, **values}
+        held = [site for site in self.posterior.values if site in values]
+        fixed = values
+        if not set(held).issuperset(self.posterior.values):
+            fixed = {**self.draw_finite(keys), **values}
+        missing = [site for site in self.info.latent if site not in values]
+        strategy = strategy or self.strategy
+        if not strategy and set(fixed).issuperset(self.info.latent):
+            return dict(fixed), held
+        strategy = strategy or init_to_uniform()
 
-    def _search(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
+        def value_of(site):
+            name = site["name"]
+            if name not in missing or self._is_energy(name):
+                return None
+            value = strategy(site)
+            if value is not None and name in self.posterior.values:
+                held.append(name)
+            return value
+
+        trace = self.info.trace(fixed, arguments, random.as_key(keys), value_of)
+        drawn = values_in(trace, missing)
+        return {**values, **{s: self._cast(s, v) for s, v in drawn.items()}}, held
+
+    def _search(
+        self, inputs: tuple[tuple[SiteValues, SiteValues], Context], keys: Array
+    ) -> tuple[SiteArrays, Array]:
         """Return values by search, and whether they are possible.
 
         In the second half siblings are drawn too, as later kernels, such as NUTS, find
         values that fit.
         """
-        values, context = inputs
+        (given, values), context = inputs
 
         def split(x):
             siblings = select(x, context.siblings)
             return select(x, values), context._replace(siblings=siblings)
 
         def draw(x, keys, is_late):
-            fixed = {**self.draw_energies(keys), **self.draw_spread(keys)}
-            key = random.as_key(keys)
-            trace = self.info.trace(fixed, context.arguments, key)
+            drawn, _ = self.draw(given, context.arguments, keys)
             result = {}
             for site, v in x.items():
-                drawn = jnp.asarray(trace[site]["value"], v.dtype)
-                result[site] = jnp.where(is_late | (site in values), drawn, v)
+                new = drawn[site].astype(v.dtype)
+                result[site] = jnp.where(is_late | (site in values), new, v)
             return result
 
         def sweep(x, keys):
-            return x | self.relaxed(split(x), keys)
+            return {**x, **self.relaxed(split(x), keys), **given}
 
         def is_possible(x):
             return self.is_possible(split(x))
@@ -293,7 +384,7 @@ def search(
     sweep: Callable,
     is_possible: Callable[[dict], Array],
 ) -> tuple[SiteArrays, Array]:
-    """Return a state if it is possible, else one that a search finds; and whether that is possible.
+    """Return a swept state if it is possible, else one that a search finds; and whether that is.
 
     :param keys: words of the start, ``(2,)``.
     :param draw: ``(state, keys, is_late)`` to a state from which to search; late in the
@@ -320,7 +411,7 @@ def search(
             )
             for site, v in x.items()
         }
-        return number + 1, x, is_possible(x)
+        return number + 1, x, is_possible(x) & (place > 0)
 
     # all mapped by vmap from the start, which then maps the loop once, not three times
     no = keys[0] < 0
@@ -330,13 +421,27 @@ def search(
     return x, possible
 
 
+def named_values(strategy: Strategy | None) -> dict[str, ArrayLike]:
+    """Return the values that ``numpyro.infer.init_to_value`` names, by site."""
+    if isinstance(strategy, functools.partial) and strategy.func is init_to_value:
+        return dict(strategy.keywords["values"])
+    return {}
+
+
 def _over_rows(fn: Callable) -> Callable:
     """Return a compiled ``fn(inputs, keys)`` of all chains; see :meth:`BlockStart._check`."""
 
     def in_row(values, mapped, keys, fixed):
         return fn((values, _merged(mapped, fixed)), keys)
 
-    return jax.jit(jax.vmap(in_row, (0, 0, 0, None)))
+    def over_rows(values, mapped, keys, fixed):
+        if len(keys) > 1:
+            return jax.vmap(in_row, (0, 0, 0, None))(values, mapped, keys, fixed)
+        # without vmap a program takes half as long to trace
+        row = at_index((values, mapped, keys), 0)
+        return at_index(in_row(*row, fixed), None)
+
+    return compiled(over_rows, fast_compile=lambda *_: True)
 
 
 def _merged(mapped: Context, fixed: Context) -> Context:

@@ -160,7 +160,10 @@ class Conditionals(ABC):
 
     def draw_layer(self, number: Any, logits: Any, keys: Array) -> Choice:
         """Draw the units of a layer, and return a mask of conditionals not degenerate."""
-        uniforms = random.uniforms(keys, len(logits))
+        return self.choose(logits, random.uniforms(keys, len(logits)))
+
+    def choose(self, logits: Array, uniforms: Array) -> Choice:
+        """Return the values of units at uniforms, by inversion; see :meth:`draw_layer`."""
         if logits.shape[1] > MOST_COLUMNS:
             drawn = random.inverse_cdf(uniforms, jax.nn.softmax(logits, -1))
             return drawn, jnp.isfinite(logits.max(-1))
@@ -203,16 +206,35 @@ class Conditionals(ABC):
 
     def table(self, inputs: Inputs) -> Array:
         """Return log probabilities of every unit given all others, ``(units, values)``."""
+        return self.begin(inputs, list(self.spans), jnp.zeros(self.size))[1]
+
+    def begin(
+        self, inputs: Inputs, held: Sequence[str], uniforms: Array
+    ) -> tuple[SiteArrays, Array]:
+        """Draw all units in order but those of the sites ``held``.
+
+        :param uniforms: one for each unit.
+        :return: the sites, and log probabilities of every unit given all others,
+            ``(units, values)``.
+        """
+        is_free = np.zeros(self.size + 1, bool)
+        for site, (start, stop) in self.spans.items():
+            is_free[start:stop] = site not in held
 
         def record(number, units, logits, table):
             (rows,) = logits
             count, columns = rows.shape
             table = table.at[units, :columns].set(rows, mode="drop")
-            unchanged = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
-            return [unchanged], table
+            choice = jnp.zeros(count, jnp.int32), jnp.zeros(count, bool)
+            if is_free.any():
+                levels = uniforms.at[units].get(mode="clip")
+                drawn, valid = self.choose(rows, levels)
+                choice = drawn, valid & jnp.asarray(is_free)[units]
+            return [choice], table
 
         table = jnp.full((self.size, self.num_values), -jnp.inf)
-        return self.units.visit(record, [self._chain(inputs)], table)[1]
+        (sites,), table = self.units.visit(record, [self._chain(inputs)], table)
+        return sites, table
 
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Set units to random possible values, and return the change that conditionals imply."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep over all sites of a block of a model: discrete layers, then continuous sites."""
 
+from collections.abc import Sequence
 import functools
 import math
 from typing import Any
@@ -12,7 +13,7 @@ from numpyro.distributions.distribution import validation_enabled
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, select
+from ebmpp.core import SiteArrays, random, select
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
 from ebmpp.graph.factors.coloring import color_units
@@ -61,8 +62,9 @@ class BlockSweep:
             self.joint = self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
         self.continuous = tuple(continuous_site(info, s) for s in info.continuous)
-        parts = self.augmented, self.conditionals, *self.continuous
-        self.parts: list[Any] = [part for part in parts if part is not None]
+        parts = self.augmented, self.conditionals
+        self.discrete: list[Any] = [part for part in parts if part is not None]
+        self.parts: list[Any] = [*self.discrete, *self.continuous]
 
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
@@ -120,17 +122,26 @@ class BlockSweep:
             degenerate += more
         return values, degenerate
 
-    def invalid(self, inputs: Inputs, keys: Array) -> SiteArrays:
-        """Return a mask of the conditionals that are nan, ``(*shape, values)`` for each site."""
-        inputs = self.with_latents(inputs, keys)
+    def begin(
+        self, inputs: Inputs, held: Sequence[str], keys: Array
+    ) -> tuple[SiteArrays, SiteArrays]:
+        """Draw the discrete sites but those ``held``, given the continuous ones.
+
+        :return: the sites, and a mask of the conditionals that are nan,
+            ``(*shape, values)`` for each site.
+        """
+        values, context = self.with_latents(inputs, keys)
         result = {}
         if self.conditionals is not None:
-            mask = jnp.isnan(self.conditionals.table(inputs))
-            result = self.conditionals.by_site(mask)
+            uniforms = random.uniforms(keys, self.conditionals.size)
+            inputs = values, context
+            moved, table = self.conditionals.begin(inputs, held, uniforms)
+            values = {**values, **moved}
+            result = self.conditionals.by_site(jnp.isnan(table))
         for site in self.continuous:
-            mask = site.invalid(site.derivatives(inputs))
+            mask = site.invalid(site.derivatives((values, context)))
             result[site.name] = mask.reshape(*site.shape, 1)
-        return result
+        return select(values, self.info.sites), result
 
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Return random values of the sites, and the change that their conditionals imply."""
