@@ -121,6 +121,7 @@ class GibbsBlock(block.Block):
         tempering: Sequence[float] | None = None,
         joint: str = "auto",
         init_strategy: Strategy | None = None,
+        collapse: str | bool | Sequence[str] = "auto",
         **model_kwargs: object,
     ) -> "ModelBlock":
         """Return a block that is derived from a model, without a graph.
@@ -150,6 +151,13 @@ class GibbsBlock(block.Block):
         are a mixture's weights, transition probabilities, and rates that
         ``jnp.where(t < tau, a, b)`` selects. Other sites are refused.
 
+        Collapsed sites are integrated out while the discrete ones are drawn, one unit
+        after the other, and then drawn given them. Both together are a draw of the
+        joint distribution, which mixes better where a coefficient and its indicator,
+        or rates and a change point, hold each other. All sites of a set must be
+        jointly conjugate given the discrete sites and all others: Gaussian together,
+        or independent. A scale that multiplies a collapsed Gaussian is conditioned on.
+
         :param sites: names of the model's latent sites that the block draws, all of
             those marked ``infer={"enumerate": "parallel"}`` among them, which a block
             alone accepts.
@@ -174,18 +182,26 @@ class GibbsBlock(block.Block):
             at a draw given these. In ``numpyro.infer.Gibbs`` it replaces the
             ``init_params`` of the block's sites; without it, the block starts at these,
             or at NumPyro's draws of the prior.
+        :param collapse: continuous sites that are integrated out while discrete ones
+            are drawn: their names, or True for all that can be, in the order of
+            Gaussian and other sites. "auto" does so where the discrete units would be
+            drawn nearly one by one without it, as indicators of regressors and single
+            change points are, and the block has at most 64 continuous units; not
+            beside ``tempering`` or "forest". False for none.
         :param model_kwargs: the model's keyword arguments; none may be named like one
-            of the five options.
-        :raises ArgumentError: for an option out of range, and "forest" without discrete
-            sites.
+            of the six options.
+        :raises ArgumentError: for an option out of range, "forest" without discrete
+            sites, and ``collapse`` beside options that exclude it.
         :raises StateError: for sites that the model does not have, subsampled plates,
-            enumerated sites outside of the block, and values of ``init_strategy`` that
-            are of another shape.
+            enumerated sites outside of the block, values of ``init_strategy`` that
+            are of another shape, and sites of ``collapse`` that are not among the
+            continuous ones.
         :raises IntractableError: for sites that cannot be drawn; where hardly two units
             can be drawn at once, unless ``sequential``; for sites that the params of an
             energy without log Z depend on, whose posterior is doubly intractable; and
             for ``tempering`` of a continuous site that the params of a prior with
-            latents depend on.
+            latents depend on; and for sites of ``collapse`` that are not jointly
+            conjugate.
 
         **References**
 
@@ -194,6 +210,8 @@ class GibbsBlock(block.Block):
         2. Tanner, Wong (1987), *The calculation of posterior distributions by data
            augmentation*.
         3. Hamze, de Freitas (2004), *From fields to trees*.
+        4. Liu (1994), *The collapsed Gibbs sampler in Bayesian computations with
+           applications to a gene regulation problem*.
 
         **Example**
 
@@ -226,6 +244,7 @@ class GibbsBlock(block.Block):
             tempering=tempering,
             joint=joint,
             init_strategy=init_strategy,
+            collapse=collapse,
         )
 
 

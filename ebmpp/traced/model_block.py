@@ -35,7 +35,12 @@ from ebmpp.traced.block import (
 from ebmpp.traced.data import with_deterministic
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import BlockStart, Strategy
-from ebmpp.traced.sweep import BlockSweep, ForestLayers
+from ebmpp.traced.sweep import (
+    BlockSweep,
+    CollapsedSweep,
+    ForestLayers,
+    collapsed_sweep,
+)
 from ebmpp.traced.sweep.pointwise import Pointwise
 
 # folded into the keys of the latents that a tempered transition starts with
@@ -73,6 +78,7 @@ class ModelKernel(block.Block):
         tempering: Any = None,
         joint: str = "auto",
         init_strategy: Strategy | None = None,
+        collapse: str | bool | Sequence[str] = "auto",
     ) -> None:
         self.num_sweeps = checks.count("GibbsBlock.from_model: num_sweeps", num_sweeps)
         self.sequential = checks.flag("GibbsBlock.from_model: sequential", sequential)
@@ -88,6 +94,7 @@ class ModelKernel(block.Block):
                 name, init_strategy, "a site, as numpyro.infer.init_to_value"
             )
         self.init_strategy = init_strategy
+        self.collapse = collapse
         self.call = Call({}, tuple(args), dict(kwargs))
         self.info = ModelInfo(model, sites, self.call)
         self.sites = self.info.sites
@@ -103,7 +110,12 @@ class ModelKernel(block.Block):
         #: conditionals of the discrete units; None without discrete sites
         self.conditionals = self.sweep.conditionals
         self.start = BlockStart(self.info, self.sweep, init_strategy)
-        self._walk = jax.jit(self.sweep.walk)
+        conflict = "with tempering" if self.tempering is not None else None
+        if joint == "forest":
+            conflict = "with joint='forest'"
+        #: the sweep of a step, with some continuous sites integrated out
+        self.drawn = collapsed_sweep(self.sweep, collapse, conflict)
+        self._walk = jax.jit(self.drawn.walk)
         if self.tempering is not None and self.sweep.augmented is not None:
             self._check_tempered(self.sweep.augmented.valid)
 
@@ -136,6 +148,9 @@ class ModelKernel(block.Block):
                 f"given {self.sweep.augmented.num_latents} latents of the prior"
             )
         facts += [f"{site.family} {site.name!r}" for site in self.sweep.continuous]
+        if isinstance(self.drawn, CollapsedSweep):
+            names = sorted(name for site in self.drawn.sets for name in site.names)
+            facts.append("collapsed: " + ", ".join(map(repr, names)))
         name = model.__qualname__ if isinstance(model, FunctionType) else repr(model)
         return f"GibbsBlock.from_model({name}, {list(self.sites)}): {', '.join(facts)}"
 
@@ -147,7 +162,7 @@ class ModelKernel(block.Block):
 
     def __reduce__(self) -> tuple:
         """Pickle the arguments."""
-        names = "num_sweeps sequential tempering joint init_strategy".split()
+        names = "num_sweeps sequential tempering joint init_strategy collapse".split()
         options = {name: getattr(self, name) for name in names}
         make = functools.partial(type(self), **options)
         return make, (self.info.model, self.sites, *self.call.inputs)
@@ -176,7 +191,7 @@ class ModelKernel(block.Block):
 
         def sweep_once(s, carry):
             sites, degenerate = carry
-            moved, more = self.sweep((sites, context), random.fold_in(keys, s))
+            moved, more = self.drawn((sites, context), random.fold_in(keys, s))
             return select(moved, self.sites), degenerate + more
 
         zero = jnp.int32(0)
@@ -214,7 +229,7 @@ class ModelKernel(block.Block):
         def sweep_once(s, carry):
             x, y, broken = carry
             sweep_keys = random.fold_in(keys, s)
-            x, y, more = self.sweep.couple((x, x_context), (y, y_context), sweep_keys)
+            x, y, more = self.drawn.couple((x, x_context), (y, y_context), sweep_keys)
             return x, y, broken | more
 
         carry = dict(first[0]), dict(second[0]), jnp.bool_(False)

@@ -12,6 +12,7 @@ exact.
 2. Gandy, Scott (2020), *Unit testing for MCMC and other Monte Carlo methods*.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,10 +116,23 @@ def draw(model: Any, how: str, key: Any, values: dict) -> tuple[dict, dict]:
     return sites, data
 
 
-def final_states(model: Any, how: str) -> dict[str, np.ndarray]:
+def regression(how: str, data: Any) -> None:
+    """Return indicators of regressors, whose coefficients share an intercept."""
+    design = jnp.asarray(np.random.default_rng(0).normal(size=(6, POINTS)))
+    shift = numpyro.sample("shift", dist.Normal(1.0, 2.0))
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.5).expand([POINTS]).to_event(1))
+    z = numpyro.sample("z_beta", dist.Bernoulli(0.4).expand([POINTS]).to_event(1))
+    zero = jnp.zeros(POINTS)
+    mean = design @ jax.vmap(partial(select, how))(z, jnp.stack([zero, beta], 1))
+    observed = None if data is None else data["y_beta"]
+    numpyro.sample("y_beta", dist.Normal(mean + shift, 0.7).to_event(1), obs=observed)
+
+
+def final_states(model: Any, how: str, collapse: bool = False) -> dict[str, np.ndarray]:
     """Return the last states of all chains."""
     sites, data = draw(model, how, jax.random.key(0), {})
-    block = GibbsBlock.from_model(model, sorted(sites), how, data)
+    options = {"collapse": collapse, "sequential": collapse}
+    block = GibbsBlock.from_model(model, sorted(sites), how, data, **options)
 
     def chain(key: Any) -> Any:
         start = draw(model, how, key, {})
@@ -148,11 +162,20 @@ def assert_prior(uniform: np.ndarray, z: np.ndarray) -> None:
     assert_rows_law(values, np.array(expected), comparisons=100)
 
 
+@pytest.mark.parametrize("collapse", [False, True])
 @pytest.mark.parametrize("how", SELECTIONS)
-def test_families_keep_the_prior(how: str) -> None:
-    states = final_states(families, how)
+def test_families_keep_the_prior(how: str, collapse: bool) -> None:
+    states = final_states(families, how, collapse)
     for name, (*_, cdf) in FAMILIES.items():
         assert_prior(cdf(states[name]), states[f"z_{name}"])
+
+
+@pytest.mark.parametrize("collapse", [False, True])
+@pytest.mark.parametrize("how", SELECTIONS)
+def test_regressions_keep_the_prior(how: str, collapse: bool) -> None:
+    states = final_states(regression, how, collapse)
+    assert_prior(stats.norm.cdf(states["beta"] / 1.5), states["z_beta"])
+    assert_rows_law(states["shift"][:, None] ** [1, 2], np.array([1.0, 5.0]))
 
 
 @pytest.mark.parametrize("how", SELECTIONS)

@@ -26,8 +26,9 @@ from numpyro.distributions import constraints
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.scipy.special import gammaln
 
-from ebmpp.core import expand, random, ranks_in_groups
+from ebmpp.core import SiteArrays, expand, random, ranks_in_groups
 from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
@@ -58,27 +59,37 @@ _FAMILIES: dict[str, dict[str, Set]] = {
 _IN_WORDS = {LOG: "log x", LOG1M: "log(1 - x)", 1.0: "x"}
 
 
+Density = Callable[[Array], Array]
+Derivative = Callable[[Density], Density]
+
+
 class ContinuousSite:
     """A site of numbers whose conditional is of a known family.
 
+    :param names: of the site; or of several sites that are drawn jointly, as a vector.
     :raises IntractableError: where the conditional is of no known family, or too many
         units interact.
     """
 
-    def __init__(self, info: ModelInfo, name: str) -> None:
-        self.name = name
-        self.posterior = ModelDensity(info, [name])
-        self.number = info.continuous.index(name)
-        kind = str(info.kind(name))
-        self.shape = self.posterior.shapes[name]
+    def __init__(self, info: ModelInfo, *names: str) -> None:
+        self.name, *others = names
+        self.posterior = ModelDensity(info, names)
+        self.number = info.continuous.index(self.name)
+        kind = str(info.kind(self.name))
         program = self.posterior.program
-        self.dtype = program.dtypes[program.sites[name]]
+        #: in the order of the program's units
+        self.names = tuple(program.sites)
+        self.shape = self.posterior.shapes[self.name]
+        if others:
+            self.shape = (sum(map(program.size, program.sites.values())),)
+        self.dtype = program.dtypes[program.sites[self.name]]
         indicators = frozenset(
             slot
             for site, slot in program.siblings.items()
             if info.support(site) == constraints.boolean
         )
         facts = Facts(kind != "real", kind in ("unit_interval", "simplex"), indicators)
+        name = ", ".join(names)
         self.family, is_separable = _family(name, kind, powers_of(program, facts))
         edges = np.zeros((0, 2), int) if is_separable else self.posterior.terms().edges
         #: of every unit its group, and its place in the group
@@ -96,12 +107,55 @@ class ContinuousSite:
                 f"units that interact must be at most {_MOST_JOINT}, got {self.most}",
             )
 
-    def density(self, inputs: Inputs) -> Callable[[Array], Array]:
+    @property
+    def num_statistics(self) -> int:
+        """Number of arrays of :meth:`statistics`."""
+        return 1
+
+    def point(self, inputs: Inputs) -> Array:
+        """Return a value near the conditional's mean, at which the log density is expanded."""
+        raise NotImplementedError
+
+    def statistics(
+        self, fn: Density, at: Array, differentiate: Derivative = jax.grad
+    ) -> list[Array]:
+        """Return the coefficients of a part of the log density, in which they are linear.
+
+        :param fn: from the site to one number, or to an array by ``jax.jacfwd``.
+        :param at: the site, near the mean.
+        """
+        raise NotImplementedError
+
+    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
+        """Return the log of the integral of exp(fn) over the site, less ``fn(at)``."""
+        raise NotImplementedError
+
+    def density(self, inputs: Inputs) -> Density:
         """Return the log density as a function of the site."""
         program = self.posterior.program
         slots = self.posterior.inputs(inputs)
-        slot = program.sites[self.name]
-        return lambda x: run_guarded(program, {**slots, slot: x}, program.output)
+
+        def density(x):
+            at = self.posterior.inputs_at(self.split(x), slots)
+            return run_guarded(program, at, program.output)
+
+        return density
+
+    def join(self, values: SiteValues) -> Array:
+        """Return the value; of several sites as a vector."""
+        if len(self.names) == 1:
+            return values[self.name]
+        return jnp.concatenate([values[name].ravel() for name in self.names])
+
+    def split(self, x: Array) -> SiteArrays:
+        """Return the values of the sites by name."""
+        shapes = [self.posterior.shapes[name] for name in self.names]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        parts = jnp.split(x.ravel(), ends[:-1])
+        return {
+            name: part.reshape(shape)
+            for name, part, shape in zip(self.names, parts, shapes)
+        }
 
     def derivatives(self, inputs: Inputs) -> Any:
         """Return the derivatives from which the conditional follows, with the present value."""
@@ -128,7 +182,12 @@ class ContinuousSite:
         keys = random.fold_in(keys, self.number, _CONTINUOUS)
         at = self.derivatives(inputs)
         new, degenerate = self.draw(at, keys, 1.0 if beta is None else beta)
-        return {self.name: new.astype(inputs[0][self.name].dtype)}, degenerate
+        return self._like(inputs, new), degenerate
+
+    def _like(self, inputs: Inputs, x: Array) -> SiteArrays:
+        """Return values of the sites in the dtypes of the present ones."""
+        parts = self.split(x).items()
+        return {name: v.astype(inputs[0][name].dtype) for name, v in parts}
 
     def draw(
         self, at: Any, keys: Array, beta: Array | float = 1.0
@@ -149,9 +208,8 @@ class ContinuousSite:
             return coupled(key, self.unit(*p), self.unit(*q))
 
         x, y, is_valid = jax.vmap(couple_unit)(unit_keys, p, q)
-        dtype = first[0][self.name].dtype
-        x, y = (self.from_units(v).astype(dtype) for v in (x, y))
-        return {self.name: x}, {self.name: y}, ~is_valid.all()
+        x, y = (self._like(first, self.from_units(v)) for v in (x, y))
+        return x, y, ~is_valid.all()
 
     def unit_params(self, at: Any) -> Sequence[Array]:
         """Return the parameters of :meth:`unit`, with a first axis of units or groups."""
@@ -169,14 +227,19 @@ class ContinuousSite:
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteValues, Array]:
         """Draw the site, and return the change of the log density that its conditional implies."""
         at = self.derivatives(inputs)
-        old = inputs[0][self.name]
         new, _ = self.draw(at, keys)
         conditional = self.distribution(at)
         flat = jnp.ravel if self.most > 1 else jnp.asarray
         log_prob = conditional.log_prob
-        change = jnp.subtract(log_prob(flat(new)), log_prob(flat(old)))
-        is_same = all_in_row(new == old, change.ndim)
-        return {self.name: new}, jnp.where(is_same, 0, change).sum()
+        change = jnp.subtract(log_prob(flat(new)), log_prob(flat(at.x)))
+        is_same = all_in_row(new == at.x, change.ndim)
+        return self.split(new), jnp.where(is_same, 0, change).sum()
+
+    def log_prob(self, inputs: Inputs) -> Array:
+        """Return the log density of the present value given everything else."""
+        at = self.derivatives(inputs)
+        flat = jnp.ravel(at.x) if self.most > 1 else at.x
+        return jnp.sum(self.distribution(at).log_prob(flat))
 
 
 class Derivatives(NamedTuple):
@@ -203,22 +266,66 @@ class GaussianSite(ContinuousSite):
 
     def derivatives(self, inputs: Inputs) -> Derivatives:
         density = self.density(inputs)
-        slope = jax.grad(lambda flat: density(flat.reshape(self.shape)))
-        zero = jnp.zeros(self.groups.shape, self.dtype)
+        zero = jnp.zeros(self.shape, self.dtype)
+        slope, columns = self.statistics(density, zero)
+        curvature = self._curvature(columns)
+        point = _solve(curvature, self._slope(slope))
+        point = jnp.where(jnp.isfinite(point), point, 0)
+        at_point = jax.grad(density)(self._by_unit(point).reshape(self.shape))
+        at_point = self._slope(at_point.ravel())
+        return Derivatives(self.join(inputs[0]), point, at_point, curvature)
+
+    @property
+    def num_statistics(self) -> int:
+        return 2
+
+    def point(self, inputs: Inputs) -> Array:
+        return self._by_unit(self.derivatives(inputs).mean).reshape(self.shape)
+
+    def statistics(
+        self, fn: Density, at: Array, differentiate: Derivative = jax.grad
+    ) -> list[Array]:
+        """Return the slope at a value, ``(..., units)``, and second derivatives.
+
+        These, ``(..., most, units)``, are in the units at each place of their groups.
+        """
+        slope = differentiate(lambda flat: fn(flat.reshape(self.shape)))
         places = jnp.asarray(self.places)
 
         def column(place):
-            """Return second derivatives in the unit at this place of each group."""
             tangent = (places == place).astype(self.dtype)
-            return jax.jvp(slope, (zero,), (tangent,))[1]
+            return jax.jvp(slope, (at.ravel(),), (tangent,))[1]
 
-        columns = lax.map(column, jnp.arange(self.most), batch_size=_MOST_COLUMNS)
-        curvature = self._by_group(-columns.T, jnp.eye(self.most, dtype=self.dtype))
-        zeros = jnp.zeros(self.most, self.dtype)
-        point = _solve(curvature, self._by_group(slope(zero), zeros))
-        point = jnp.where(jnp.isfinite(point), point, 0)
-        at_point = self._by_group(slope(self._by_unit(point)), zeros)
-        return Derivatives(inputs[0][self.name], point, at_point, curvature)
+        # without a loop, in which no units would be told apart
+        is_small = self.most <= _MOST_COLUMNS
+        every = np.arange(self.most)
+        if is_small:
+            columns = jax.vmap(column, out_axes=-2)(every)
+        else:
+            columns = lax.map(column, every, batch_size=_MOST_COLUMNS)
+        return [slope(at.ravel()), columns]
+
+    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
+        slope, columns = statistics
+        slope = self._slope(slope)
+        curvature = self._curvature(columns)
+        if self.most == 1:
+            curvature = curvature[..., 0]
+            return 0.5 * (slope**2 / curvature - jnp.log(curvature)).sum()
+        factor = jnp.linalg.cholesky(curvature)
+        scaled = lax.linalg.triangular_solve(
+            factor, slope[..., None], left_side=True, lower=True
+        )
+        log_scale = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum()
+        return 0.5 * (scaled**2).sum() - log_scale
+
+    def _slope(self, slope: Array) -> Array:
+        """Return slopes in the units, ``(groups, most)``."""
+        return self._by_group(slope, jnp.zeros(self.most, self.dtype))
+
+    def _curvature(self, columns: Array) -> Array:
+        """Return minus the second derivatives, ``(groups, most, most)``."""
+        return self._by_group(-columns.T, jnp.eye(self.most, dtype=self.dtype))
 
     def _by_group(self, values: Array, padding: Array) -> Array:
         """Return values of units, ``(groups, most, ...)``."""
@@ -305,23 +412,55 @@ class GammaSite(ContinuousSite):
     def derivatives(self, inputs: Inputs) -> Coefficients:
         density = self.density(inputs)
 
-        def slope(u):
-            x = u**self.sign
-            return self.sign * x * jax.grad(density)(x)
-
-        def measure(scale, width):
-            low = scale / width
-            high = scale * width
-            at_low, at_high = jax.vmap(slope)(jnp.stack([low, high]))
-            rate = (at_low - at_high) / (high - low)
-            count = at_low + low * rate
-            scale = (abs(at_low) + 1) / abs(rate)
-            scale = jnp.where(jnp.isnan(scale), 1, jnp.clip(scale, *_SCALES))
-            return scale, jnp.stack([count, rate], -1)
+        def measure(middle, width):
+            counts = self._measure(density, middle, width, jax.grad)
+            return self._middle(counts), counts
 
         start = jnp.ones(self.shape, self.dtype)
         _, counts = lax.scan(measure, start, jnp.asarray(_WIDTHS, self.dtype))
-        return Coefficients(inputs[0][self.name], counts[-1])
+        return Coefficients(self.join(inputs[0]), counts[-1])
+
+    def _measure(
+        self,
+        fn: Density,
+        middle: Array,
+        width: float | Array,
+        differentiate: Derivative,
+    ) -> Array:
+        """Return a and b, taken at both ends of an interval around a value of u."""
+
+        def slope(u):
+            x = u**self.sign
+            return self.sign * x * differentiate(fn)(x)
+
+        low = middle / width
+        high = middle * width
+        at_low, at_high = jax.vmap(slope)(jnp.stack([low, high]))
+        rate = (at_low - at_high) / (high - low)
+        return jnp.stack([at_low + low * rate, rate], -1)
+
+    def _middle(self, counts: Array) -> Array:
+        """Return the value of u at which both terms are of one size."""
+        count, rate = jnp.moveaxis(counts, -1, 0)
+        middle = (abs(count) + 1) / abs(rate)
+        return jnp.where(jnp.isnan(middle), 1, jnp.clip(middle, *_SCALES))
+
+    def point(self, inputs: Inputs) -> Array:
+        return self._middle(self.derivatives(inputs).counts) ** self.sign
+
+    def statistics(
+        self, fn: Density, at: Array, differentiate: Derivative = jax.grad
+    ) -> list[Array]:
+        return [self._measure(fn, at**self.sign, _WIDTHS[1], differentiate)]
+
+    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
+        (counts,) = statistics
+        concentration, rate = self._params(counts)
+        is_valid = (concentration > 0) & (rate > 0)
+        u = at**self.sign
+        log_integral = gammaln(concentration) - concentration * jnp.log(rate)
+        log_integral += rate * u - counts[..., 0] * jnp.log(u)
+        return jnp.where(is_valid, log_integral, jnp.nan).sum()
 
     @property
     def sign(self) -> int:
@@ -350,25 +489,42 @@ class Probabilities(ContinuousSite):
     """A site of probabilities with a Dirichlet or Beta conditional."""
 
     def derivatives(self, inputs: Inputs) -> Coefficients:
-        density = self.density(inputs)
-        value = inputs[0][self.name]
+        middle = jnp.zeros(self.shape)
+        (counts,) = self.statistics(self.density(inputs), middle)
+        return Coefficients(self.join(inputs[0]), counts)
 
+    def point(self, inputs: Inputs) -> Array:
+        counts = self.derivatives(inputs).counts + 1
+        mean = jnp.maximum(counts / counts.sum(-1, keepdims=True), _EDGE)
+        return mean[..., 0] if self.family == "Beta" else mean
+
+    def statistics(
+        self, fn: Density, at: Array, differentiate: Derivative = jax.grad
+    ) -> list[Array]:
         def slope(x):
-            return jax.grad(lambda x: _SCALE * density(x))(x) / _SCALE
+            return differentiate(lambda x: _SCALE * fn(x))(x) / _SCALE
 
         def fill(number):
             return jnp.full(self.shape, number, self.dtype)
 
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
-            return Coefficients(value, middle * slope(fill(middle)))
+            return [middle * slope(fill(middle))]
         ends = jnp.stack([fill(_EDGE), fill(1 - _EDGE)])
         low, high = _EDGE * jax.vmap(slope)(ends)
         ratio = _EDGE / (1 - _EDGE)  # low is a - b ratio, and high is a ratio - b
         ones = low - ratio * high
         zeros = ratio * low - high
-        counts = jnp.stack([ones, zeros], -1) / (1 - ratio**2)
-        return Coefficients(value, counts)
+        return [jnp.stack([ones, zeros], -1) / (1 - ratio**2)]
+
+    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
+        (counts,) = statistics
+        concentration = counts + 1
+        is_valid = (concentration > 0).all(-1)
+        at = jnp.stack([at, 1 - at], -1) if self.family == "Beta" else at
+        log_integral = (gammaln(concentration) - counts * jnp.log(at)).sum(-1)
+        log_integral -= gammaln(concentration.sum(-1))
+        return jnp.where(is_valid, log_integral, jnp.nan).sum()
 
     def new_values(
         self, at: Coefficients, keys: Array, beta: Array | float

@@ -193,7 +193,7 @@ def continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
 
 def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Conditionals:
     """Return the draws of discrete units, jointly if ``how`` says so."""
-    units = _by_units(posterior, sequential or how == "forest")
+    units = conditionals_by_units(posterior, sequential or how == "forest")
     terms = units.terms if isinstance(units, UnitLayers) else None
     if how == "units" or (how == "auto" and not (terms and terms.is_forest)):
         return units
@@ -214,7 +214,7 @@ def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Condit
     return ForestLayers(units.posterior, terms, colors, units)
 
 
-def _by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
+def conditionals_by_units(posterior: ModelDensity, sequential: bool) -> Conditionals:
     """Raise an IntractableError if hardly two units can be drawn at once."""
     info = posterior.info
     sites = posterior.sites

@@ -1,0 +1,339 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+r"""Discrete sites drawn with continuous ones integrated out, which are then drawn given them.
+
+Where the log density of discrete sites z and some continuous sites c is
+:math:`g(z) + \langle \eta(z), t(c) \rangle`, a Gaussian, Gamma, Beta or Dirichlet
+density of c given z, that of z alone is :math:`g(z) + A(\eta(z))`, with A the family's
+log-normaliser. A draw of z from it and one of c given z are a draw of both.
+
+The coefficients :math:`\eta` are derivatives of the traced log density in c. Where no
+two units of z interact given c, :math:`g` and :math:`\eta` are sums over the units, and
+the sum is kept while one unit after the other is drawn. Otherwise, the collapsed
+density is traced as another density of z.
+
+**References**
+
+1. Liu (1994), *The collapsed Gibbs sampler in Bayesian computations with applications
+   to a gene regulation problem*.
+2. George, McCulloch (1997), *Approaches for Bayesian variable selection*.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+import math
+from typing import NamedTuple, cast
+
+import numpy as np
+
+import jax
+from jax import Array, lax
+import jax.numpy as jnp
+
+from ebmpp.core import SiteArrays, at_index, checks, expand
+from ebmpp.dependence.program import SlotValues
+from ebmpp.errors import IntractableError, StateError
+from ebmpp.traced.block import SiteValues
+from ebmpp.traced.model import Context, Inputs, ModelInfo
+from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
+from ebmpp.traced.sweep.continuous import ContinuousSite
+from ebmpp.traced.sweep.layers import UnitLayers
+from ebmpp.traced.sweep.posterior import ModelDensity
+from ebmpp.traced.sweep.sweep import BlockSweep, conditionals_by_units
+
+Collapsed = Sequence[ContinuousSite]
+# continuous units that are integrated out by default
+_MOST_COLLAPSED = 64
+
+
+class CollapsedDensity(ModelDensity):
+    """The log density of discrete sites with continuous ones integrated out.
+
+    The values of these are those at which the log density is expanded. They change no
+    more than its rounding.
+    """
+
+    def __init__(
+        self, info: ModelInfo, sites: Sequence[str], collapsed: Collapsed
+    ) -> None:
+        self.collapsed = collapsed
+        super().__init__(info, sites)
+
+    def inputs(self, inputs: Inputs) -> SlotValues:
+        return super().inputs(_at_points(self.collapsed, inputs))
+
+    def _log_density(
+        self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
+    ) -> Array:
+        inputs = {**sites, **siblings}, Context({}, arguments)
+        total = jnp.zeros(())
+        for site in self.collapsed:
+            at = site.join(inputs[0])
+            density = site.density(inputs)
+            total += site.log_integral(site.statistics(density, at), at)
+        return total + density(at)
+
+
+class _Sum(NamedTuple):
+    """A sum and its rounding error, so that what is subtracted leaves no trace."""
+
+    total: Array
+    error: Array
+
+    def add(self, x: Array) -> "_Sum":
+        total = self.total + x
+        added = total - self.total
+        error = (self.total - (total - added)) + (x - added)
+        return _Sum(total, self.error + error)
+
+
+class _Chain(NamedTuple):
+    """What does not change while the units of a chain are drawn."""
+
+    weights: Array
+    """Log weights of the units' values, ``(units, values)``, at the points."""
+    rows: list[Array]
+    """What these add to each coefficient, ``(units, values, ...)``."""
+    points: list[Array]
+    """The values of the collapsed sites at which the log density is expanded."""
+
+
+class CollapsedUnits(Conditionals):
+    """Units that do not interact given the collapsed sites, drawn in order.
+
+    :param units: their conditionals given these sites, of one layer.
+    """
+
+    def __init__(self, units: UnitLayers, collapsed: Collapsed) -> None:
+        super().__init__(units.posterior, np.arange(units.size))
+        self.given = units
+        self.collapsed = collapsed
+
+    def _chain(self, inputs: Inputs) -> ChainInputs:
+        return super()._chain(_at_points(self.collapsed, inputs))
+
+    def visit(
+        self,
+        fn: Visit,
+        chains: Sequence[ChainInputs],
+        carry: Array,
+        backward: bool = False,
+    ) -> Visited:
+        fixed, sums = zip(*(self._start(*chain) for chain in chains))
+        numbers = [self.numbers(sites) for sites, _ in chains]
+
+        def visit_unit(i, loop):
+            numbers, sums, carry = loop
+            unit = self.size - 1 - i if backward else i
+            rows = [at_index(chain.rows, unit) for chain in fixed]
+            rest = [
+                [total.add(-row[k[unit]]) for total, row in zip(*chain)]
+                for chain, k in zip(zip(sums, rows), numbers)
+            ]
+            logits = [
+                self._log_weights(*chain, unit) for chain in zip(fixed, rest, rows)
+            ]
+            choices, carry = fn(unit, unit[None], logits, carry)
+            new = []
+            for k, (drawn, accepted) in zip(numbers, choices):
+                new.append(k.at[unit].set(jnp.where(accepted[0], drawn[0], k[unit])))
+            sums = [
+                [total.add(row[k[unit]]) for total, row in zip(*chain)]
+                for chain, k in zip(zip(rest, rows), new)
+            ]
+            return new, sums, carry
+
+        loop = numbers, list(sums), carry
+        numbers, _, carry = lax.fori_loop(0, self.size, visit_unit, loop)
+        units = np.arange(self.size)
+        accepted = jnp.ones(self.size, bool)
+        sites = [
+            self.put(sites, units, k, accepted)
+            for (sites, _), k in zip(chains, numbers)
+        ]
+        return sites, carry
+
+    def _start(
+        self, sites: SiteValues, inputs: SlotValues
+    ) -> tuple[_Chain, list[_Sum]]:
+        siblings = self.posterior.program.siblings
+        present = self.posterior.inputs_at(sites, inputs)
+        (layer,) = self.given.layers
+        values = {name: inputs[slot] for name, slot in siblings.items()}
+        points = [site.join(values) for site in self.collapsed]
+
+        def expansion(fn):
+            """Return the coefficients of a function of the program's inputs."""
+            coefficients = []
+            for site, at in zip(self.collapsed, points):
+
+                def of_site(x, site=site):
+                    moved = {siblings[name]: v for name, v in site.split(x).items()}
+                    return fn({**present, **moved})
+
+                coefficients.append(site.statistics(of_site, at, jax.jacfwd))
+            return coefficients
+
+        log_weights = partial(self.given.log_weights, layer, sites)
+        weights = log_weights(present)
+        is_possible = jnp.isfinite(weights)
+        rows = [
+            jnp.where(expand(is_possible, a), a, 0)
+            for a in jax.tree.leaves(expansion(log_weights))
+        ]
+
+        def add_unit(sums, unit):
+            rows, k = unit
+            return [total.add(row[k]) for total, row in zip(sums, rows)], None
+
+        rest = expansion(lambda at: self.given.terms.expand(at)[0])
+        sums = [_Sum(a, jnp.zeros_like(a)) for a in jax.tree.leaves(rest)]
+        sums, _ = lax.scan(add_unit, sums, (rows, self.numbers(sites)))
+        return _Chain(weights, rows, points), sums
+
+    def _log_weights(
+        self, chain: _Chain, rest: list[_Sum], rows: list[Array], unit: Array
+    ) -> Array:
+        """Return a unit's log weights with the sites integrated out, ``(1, values)``."""
+        weights = chain.weights[unit]
+        sums = iter([a.total + a.error + row for a, row in zip(rest, rows)])
+        for site, at in zip(self.collapsed, chain.points):
+            statistics = [next(sums) for _ in range(site.num_statistics)]
+            weights += jax.vmap(partial(site.log_integral, at=at))(statistics)
+        return weights[None]
+
+
+class CollapsedSweep(BlockSweep):
+    """A sweep that draws the discrete sites with some continuous ones integrated out."""
+
+    def __init__(self, sweep: BlockSweep, collapsed: Collapsed) -> None:
+        vars(self).update(vars(sweep))
+        #: the collapsed sites, of which some are drawn jointly
+        self.sets = collapsed
+        units = sweep.conditionals
+        is_sum = isinstance(units, UnitLayers) and not units.terms.has_products
+        if is_sum and units.num_layers == 1:
+            self.drawn: Conditionals = CollapsedUnits(units, collapsed)
+        else:
+            posterior = CollapsedDensity(self.info, self.finite, collapsed)
+            self.drawn = conditionals_by_units(posterior, sequential=True)
+        names = {name for site in collapsed for name in site.names}
+        others = [site for site in self.continuous if site.name not in names]
+        self.parts = [self.drawn, *collapsed, *others]
+
+    def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
+        """Return random discrete and drawn continuous sites, and the change that these imply."""
+        values, context = inputs
+        moved, change = self.drawn.walk(inputs, keys)
+        change -= sum(site.log_prob(inputs) for site in self.sets)
+        values = {**values, **moved}
+        for site in self.sets:
+            moved, _ = site.move((values, context), keys)
+            values = {**values, **moved}
+        change += sum(site.log_prob((values, context)) for site in self.sets)
+        for site in self.parts[1 + len(self.sets) :]:
+            moved, more = site.walk((values, context), keys)
+            values = {**values, **moved}
+            change += more
+        return values, change
+
+
+def collapsed_sweep(
+    sweep: BlockSweep, collapse: str | bool | Sequence[str], conflict: str | None
+) -> BlockSweep:
+    """Return the sweep, with continuous sites integrated out as ``collapse`` says.
+
+    :param collapse: see :meth:`ebmpp.GibbsBlock.from_model`.
+    :param conflict: an option of the block with which no site can be, or None.
+    :raises ArgumentError: for a conflict.
+    :raises StateError: for names that are no continuous sites of the block.
+    :raises IntractableError: for named sites that are not jointly conjugate.
+    """
+    if collapse is False:
+        return sweep
+    known = [site.name for site in sweep.continuous]
+    is_auto = isinstance(collapse, str) and collapse == "auto"
+    is_open = is_auto or collapse is True
+    names = known
+    if not is_open:
+        what = "continuous site of from_model: collapse"
+        names = checks.names(what, cast(Sequence[str], collapse), known, StateError)
+    if not (sweep.finite and names):
+        conflict = "without discrete and continuous sites"
+    elif sweep.augmented is not None:
+        conflict = "for energies whose latents are drawn"
+    if conflict and not is_auto:
+        name = "GibbsBlock.from_model: collapse"
+        raise checks.error(name, f"'auto' or False {conflict}", collapse)
+    if conflict or (is_auto and not _pays(sweep)):
+        return sweep
+    sets = _conjugate_sets(sweep, names)
+    left = set(names).difference(*(site.names for site in sets))
+    if left and not is_open:
+        raise IntractableError(
+            f"from_model: collapse: sites {sorted(left)} are not jointly conjugate with "
+            f"{sorted(set(names) - left)} given the discrete sites. Leave them out"
+        )
+    return CollapsedSweep(sweep, sets)
+
+
+def _pays(sweep: BlockSweep) -> bool:
+    """Return True if units would be drawn nearly one by one without collapsing, and it is cheap."""
+    units = cast(Conditionals, sweep.conditionals).units
+    sizes = [math.prod(site.shape) for site in sweep.continuous]
+    return 2 * units.num_layers > units.size and sum(sizes) <= _MOST_COLLAPSED
+
+
+def _conjugate_sets(sweep: BlockSweep, names: Sequence[str]) -> list[ContinuousSite]:
+    """Return the named sites, by those that are drawn jointly."""
+    info = sweep.info
+    sites = [site for site in sweep.continuous if site.name in names]
+    sites.sort(key=lambda site: site.family != "Gaussian")
+    sets: list[ContinuousSite] = []
+    for site in sites:
+        for number, other in enumerate(sets):
+            joined = _joined(info, other, site)
+            if joined is not None:
+                sets[number] = joined
+                break
+        else:
+            sets.append(site)
+    return _independent(info, sets)
+
+
+def _joined(
+    info: ModelInfo, first: ContinuousSite, second: ContinuousSite
+) -> ContinuousSite | None:
+    """Return two sets as one, if they are jointly conjugate."""
+    if first.family != second.family or first.family == "Dirichlet":
+        return None
+    try:
+        joined = type(first)(info, *first.names, *second.names)
+    except IntractableError:
+        return None
+    return joined if joined.family == first.family else None
+
+
+def _independent(info: ModelInfo, sets: list[ContinuousSite]) -> list[ContinuousSite]:
+    """Return the first sets that do not interact."""
+    names = [name for site in sets for name in site.names]
+    terms = ModelDensity(info, names).terms()
+    member = np.zeros(terms.sets.size, int)
+    for number, site in enumerate(sets):
+        for name in site.names:
+            member[terms.numbers[name]] = number
+    result: list[int] = []
+    pairs = member[terms.edges]
+    for number in range(len(sets)):
+        touching = pairs[(pairs == number).any(1)]
+        if not np.isin(touching, result).any():
+            result.append(number)
+    return [sets[number] for number in result]
+
+
+def _at_points(collapsed: Collapsed, inputs: Inputs) -> Inputs:
+    """Return the inputs with values of the collapsed sites near their means."""
+    values, context = inputs
+    for site in collapsed:
+        values = {**values, **site.split(site.point(inputs))}
+    return values, context
