@@ -75,16 +75,24 @@ def couple_from_the_past(
 
 
 def check_graph(
-    graph: FactorGraph, method: str, expected: str, accepted: Collection[str]
+    graph: FactorGraph,
+    method: str,
+    expected: str,
+    accepted: Collection[str],
+    products: bool = False,
 ) -> None:
     """Refuse other blocks, and factors of more than two blocks or units of a block.
 
     :param accepted: blocks that the method takes.
+    :param products: True if it takes increasing factors of more units of a block.
     """
     wide = [factor for factor in graph.factors if len(factor.blocks) > 2]
     for split in graph.splits.values():
         wide += [
-            factor for factor in split.inner_factors if not factor.has_pair_weights
+            factor
+            for factor in split.inner_factors
+            if not factor.has_pair_weights
+            and not (products and factor.is_increasing(graph.families))
         ]
     wrong = [
         f"block {b!r} ({family!r})"
@@ -94,7 +102,7 @@ def check_graph(
     wrong += [f"factor {factor.name!r} ({factor!r})" for factor in wide]
     if wrong:
         raise IntractableError(
-            f"{method} takes {expected} units, factors of one or two blocks, and "
+            f"{method} takes {expected}, factors of one or two blocks, and "
             f"Pairwise factors inside a block, got {wrong[0]}."
         )
 
@@ -113,7 +121,7 @@ def check_two_values(graph: FactorGraph) -> None:
     """Check that the units have two values and the factors join pairs."""
     method = "random-cluster sampling"
     accepted = {b for b, family in graph.families.items() if family.is_two_valued}
-    check_graph(graph, method, "Bernoulli and Spin", accepted)
+    check_graph(graph, method, "Bernoulli and Spin units", accepted)
 
 
 def check_ferromagnetic(graph: FactorGraph, params: Params) -> None:

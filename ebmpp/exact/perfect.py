@@ -102,8 +102,10 @@ def _check_ordered(graph: FactorGraph) -> None:
     check_graph(
         graph,
         "coupling from the past",
-        f"Bernoulli, Spin and Binomial (in a block at most {_MOST_UNITS} that interact)",
+        f"Bernoulli, Spin and Binomial units (in a block at most {_MOST_UNITS} that interact), "
+        "Hyperedges of units that are not negative",
         accepted,
+        products=True,
     )
 
 
@@ -137,6 +139,10 @@ def _orientation(
         (a, b): jnp.where(sign[a] == sign[b], rising[a, b], falling[a, b])
         for a, b in derivatives
     }
+    for b, split in graph.splits.items():
+        for factor in split.inner_factors:
+            if factor.is_increasing(graph.families):
+                agrees[b, b] &= (params[factor.name] >= 0).all()
     return sign, agrees
 
 
@@ -284,7 +290,8 @@ def perfect_sample(
     is drawn given the others, for up to 2^20 states. "coupling_from_the_past" takes
     Bernoulli, Spin and Binomial blocks and *attractive* params: every natural parameter
     is non-decreasing in its neighbours, as in a ferromagnet, perhaps after flipping
-    whole blocks, as in an antiferromagnet on a chessboard. Its time is random, and long
+    whole blocks, as in an antiferromagnet on a chessboard. Weights of
+    :class:`~ebmpp.Hyperedges` are then at least 0, and units not Spin. Its time is random, and long
     in the ordered phase of a large model. "random_cluster" couples the bonds of
     Bernoulli or Spin units whose interactions are not negative and whose fields have
     one sign: a sweep takes time per bond, but few sweeps suffice however strong the

@@ -6,11 +6,14 @@ from ebmpp.graph.factors import (
     Bias,
     Bilinear,
     Convolution,
+    Coupling,
     Factor,
+    Hyperedges,
     Linear,
     Pairwise,
     Table,
 )
+from ebmpp.graph.gauge import zero_sum_gauge
 from ebmpp.graph.graph import FactorGraph, layered
 from ebmpp.graph.saving import load, save
 from ebmpp.graph.states import Observed
@@ -21,8 +24,10 @@ __all__ = [
     "Bias",
     "Bilinear",
     "Convolution",
+    "Coupling",
     "Factor",
     "FactorGraph",
+    "Hyperedges",
     "Linear",
     "Observed",
     "Pairwise",
@@ -32,4 +37,5 @@ __all__ = [
     "load",
     "marginalize",
     "save",
+    "zero_sum_gauge",
 ]

@@ -28,7 +28,16 @@ from ebmpp.errors import SavedFileError
 import ebmpp.families
 from ebmpp.families import Family
 from ebmpp.families.family import Families
-from ebmpp.graph.factors import Bias, Bilinear, Convolution, Factor, Pairwise, Table
+from ebmpp.graph.factors import (
+    Bias,
+    Bilinear,
+    Convolution,
+    Coupling,
+    Factor,
+    Hyperedges,
+    Pairwise,
+    Table,
+)
 from ebmpp.graph.factors.probe import (
     generic_statistics,
     random_statistics,
@@ -42,7 +51,7 @@ Description = Mapping[str, PyTree]
 
 _KIND = archive.Kind("ebmpp model", 1, "ebmpp.save")
 _FAMILIES = tuple(getattr(ebmpp.families, name) for name in ebmpp.families.__all__)
-_FACTORS = (Bias, Bilinear, Convolution, Pairwise, Table)
+_FACTORS = (Bias, Bilinear, Convolution, Coupling, Hyperedges, Pairwise, Table)
 #: Classes that a file describes completely, by name; Linear has a function.
 _CLASSES: dict[str, Any] = {kind.__name__: kind for kind in _FAMILIES + _FACTORS}
 _COMMON = {f.name for f in dataclasses.fields(Factor)}
@@ -264,7 +273,9 @@ def _describe_factor(
         value = _value(factor, graph.families, params[factor.name])
         return description | {"energy": name, "value": value}
     pairs = {}
-    if not isinstance(factor, Table):  # whose pairs follow from its units
+    # other pairs follow from the fields
+    is_listed = isinstance(factor, Pairwise | Coupling)
+    if is_listed:
         pairs = {b: _pack(listed.array, arrays) for b, listed in factor.lateral}
     init = factor.init
     if init is not None and not callable(init):
@@ -272,7 +283,7 @@ def _describe_factor(
     return description | {
         "lateral": pairs,
         "init": _pack(init, arrays),
-        "fields": _fields(factor, _COMMON),
+        "fields": _fields(factor, {*_COMMON, "units"} if is_listed else _COMMON),
     }
 
 

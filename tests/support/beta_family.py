@@ -109,8 +109,7 @@ class Ring(Factor):
         )
         object.__setattr__(self, "size", size)
 
-    @classmethod
-    def default_name(cls, blocks: tuple[str, ...]) -> str:
+    def default_name(self, blocks: tuple[str, ...]) -> str:
         return f"ring of {blocks[0]}"
 
     def pair_weights(self, params: Array) -> Array:

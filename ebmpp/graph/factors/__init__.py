@@ -5,7 +5,17 @@
 from ebmpp.graph.factors.convolution import Convolution
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.linear import Bias, Bilinear, Linear
-from ebmpp.graph.factors.pairwise import Pairwise
-from ebmpp.graph.factors.table import Table
+from ebmpp.graph.factors.pairwise import Hyperedges, Pairwise
+from ebmpp.graph.factors.table import Coupling, Table
 
-__all__ = ["Bias", "Bilinear", "Convolution", "Factor", "Linear", "Pairwise", "Table"]
+__all__ = [
+    "Bias",
+    "Bilinear",
+    "Convolution",
+    "Coupling",
+    "Factor",
+    "Hyperedges",
+    "Linear",
+    "Pairwise",
+    "Table",
+]

@@ -176,14 +176,20 @@ class Factor:
         """
         raise NotImplementedError(f"the energy of {self!r} is no sum over pairs")
 
+    def is_increasing(self, families: Families) -> bool:
+        """Return True if natural parameters rise with other units where no param is negative.
+
+        Coupling from the past then accepts a factor of one block.
+        """
+        return False
+
     @property
     def has_pair_weights(self) -> bool:
         """True if :meth:`pair_weights` is defined."""
         return type(self).pair_weights is not Factor.pair_weights
 
-    @classmethod
-    def default_name(cls, blocks: tuple[str, ...]) -> str:
-        """Return the name of a factor over ``blocks`` that is declared without one."""
+    def default_name(self, blocks: tuple[str, ...]) -> str:
+        """Return the name of this factor over ``blocks`` if it is declared without one."""
         return ":".join(blocks)
 
     def __repr__(self) -> str:

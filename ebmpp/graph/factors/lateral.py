@@ -11,6 +11,7 @@ sweep of a 64x64 lattice takes a fifth of the time that it takes with the rows f
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any, Protocol
 
 from jaxtyping import Bool, Float, Integer, Shaped
@@ -28,6 +29,8 @@ from ebmpp.families.family import Family
 
 #: Statistics of units of the block by their numbers: ``(*numbers, rows, *stat_shape)``.
 StatisticsAt = Callable[[Any], Array]
+#: Numbers of units, one row per tuple.
+Numbered = Integer[np.ndarray, "tuples positions"]
 #: Natural parameters of the units of a part.
 Field = Float[Array, "units rows ..."]
 
@@ -118,6 +121,50 @@ class Pairs(HashableArray):
         _, first, number = np.unique(pairs, return_index=True, return_inverse=True)
         order = np.argsort(first)
         return first[order], np.argsort(order)[number]
+
+
+class Tuples(HashableArray):
+    """Tuples of units as declared, ``(tuples, positions)`` by number or ``(..., axes)``."""
+
+    @classmethod
+    def read(cls, name: str, units: Any, num_blocks: int = 1) -> "Tuples":
+        """Convert tuples of one block or one unit of each; or the edges of a networkx graph."""
+        checks.refuse_mask(name, units, DeclarationError)
+        listed = units.edges if isinstance(units, nx.Graph) else units
+        try:
+            array = np.array(list(listed))
+        except (TypeError, ValueError):  # no list, or ragged
+            array = np.empty(0, object)
+        is_list = array.ndim in (2, 3) and array.size and array.dtype.kind in "iu"
+        if not is_list or num_blocks not in (1, np.size(array, 1)):
+            raise checks.declaration_error(
+                name, "tuples of unit numbers or indices, one unit of each block", units
+            )
+        return cls.copy(array.astype(np.int64))
+
+    @property
+    def pairs(self) -> Integer[np.ndarray, "pairs 2 ..."]:
+        """Pairs of units that share a tuple of one block."""
+        columns = itertools.combinations(range(self.shape[1]), 2)
+        pairs = (self.array[:, pair] for pair in columns)
+        return np.concatenate([self.array[:0, :2], *pairs])
+
+    def numbers(self, name: str, scope: Sequence[Family]) -> Numbered:
+        """Return the numbers of the units, given the family of all positions or of each.
+
+        :raises DeclarationError: for a unit that a block lacks.
+        """
+        columns = []
+        try:
+            places = np.moveaxis(self.array.reshape(*self.shape[:2], -1), 1, 0)
+            for family, index in zip(itertools.cycle(scope), places):
+                is_index = index.shape[1] == len(family.shape)
+                shape = family.shape if is_index else (family.size,)
+                columns.append(np.ravel_multi_index(tuple(index.T), shape))
+        except ValueError as error:
+            expected = f"tuples of units of {scope}"
+            raise checks.declaration_error(name, expected, str(error)) from None
+        return np.stack(columns, 1)
 
 
 class Local(Protocol):

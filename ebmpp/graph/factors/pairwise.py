@@ -1,10 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The factor that joins units of one block: lattices, lateral weights, spin glasses."""
+"""Factors of products of units of one block: lattices, spin glasses, triangles, clauses."""
 
 from collections.abc import Callable, Iterable
 import dataclasses
 import functools
+import operator
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Integer
@@ -26,7 +27,7 @@ from ebmpp.core import (
 )
 from ebmpp.families.family import Families
 from ebmpp.graph.factors.factor import Factor, Scope
-from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt
+from ebmpp.graph.factors.lateral import Field, Numbered, Split, StatisticsAt, Tuples
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than gathering neighbours
 _MAX_UNROLLED_SLOTS = 8
@@ -95,8 +96,7 @@ class Pairwise(Factor):
         units = family.interaction(statistics[0]).reshape(family.size, -1)
         return self.energy(self.pair_weights(params), units, edges)
 
-    @classmethod
-    def default_name(cls, blocks: tuple[str, ...]) -> str:
+    def default_name(self, blocks: tuple[str, ...]) -> str:
         return ":".join(2 * blocks)
 
     def pair_weights(self, params: Float[Array, "*#pairs"]) -> Float[Array, "edges"]:
@@ -112,6 +112,102 @@ class Pairwise(Factor):
 
     def local(self, families: Families, split: Split) -> "Neighbours":
         return Neighbours(self, split, self.edges(families)[self.blocks[0]])
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Hyperedges(Factor):
+    r"""``-sum_e w_e prod_{i in e} t_i`` over tuples e of units of a block, with a weight per tuple.
+
+    Three-body couplings, p-spin models, and the triangles of a random graph whose units
+    are its possible edges. Units that share a tuple interact: the block is coloured and
+    drawn part by part. A product of one-hot statistics is 1 where all units of a tuple
+    agree. Tuples of another length are another ``Hyperedges``; pairs are better a
+    :class:`~ebmpp.Pairwise`.
+
+    A clause of K-SAT is violated where all its literals are false. Of Bernoulli units
+    this is a product of x for negated literals and 1 - x for others, so not-a or not-b
+    or not-c is the tuple (a, b, c) with weight -penalty. A clause with other literals
+    multiplies out to a tuple of each subset of these, or is one entry of a
+    :class:`~ebmpp.Table`, which may be -inf.
+
+    :func:`ebmpp.perfect_sample` couples Bernoulli and Binomial units from the past where
+    the weights are at least 0.
+
+    :param block: name of the block, whose statistics are bounded.
+    :param tuples: integers ``(tuples, k)``, numbers of different units in the flattened
+        block, or ``(tuples, k, axes)``, indices in a block of several axes.
+    :param shared: use one weight for all tuples, a scalar; repeated tuples count.
+    :param init: initial weights, an array or a function of a jax key; by default from
+        the scheme of :meth:`ebmpp.FactorGraph.init`.
+    :param name: key of its params; the block k times by default, as in "x:x:x".
+    :raises DeclarationError: for invalid tuples or, on declaration of a graph, units
+        that the block lacks or whose statistics are unbounded.
+
+    **Example**
+
+    >>> import itertools, networkx as nx
+    >>> from ebmpp import Bernoulli, Bias, FactorGraph, Hyperedges
+    >>> dyad = {pair: i for i, pair in enumerate(itertools.combinations(range(5), 2))}
+    >>> triangles = [[dyad[p] for p in itertools.combinations(nodes, 2)]
+    ...              for nodes in itertools.combinations(range(5), 3)]
+    >>> FactorGraph({"x": Bernoulli(10)},
+    ...             factors=[Bias("x"), Hyperedges("x", triangles, shared=True)]).factors
+    (Bias('x'), Hyperedges('x', <10 tuples of 3>, shared=True))
+    """
+
+    tuples: Tuples
+    shared: bool
+
+    role = "lateral"
+    always_affine = True
+
+    def __init__(
+        self,
+        block: str,
+        tuples: Any,
+        *,
+        shared: bool = False,
+        init: Any = None,
+        name: str | None = None,
+    ) -> None:
+        put = functools.partial(object.__setattr__, self)
+        put("tuples", Tuples.read(f"Hyperedges({block!r}): tuples", tuples))
+        put("shared", checks.flag("shared", shared))
+        pairs = {block: self.tuples.pairs}
+        super().__init__(
+            block, energy=_product_energy, init=init, name=name, lateral=pairs
+        )
+
+    def default_name(self, blocks: tuple[str, ...]) -> str:
+        return ":".join(blocks * self.tuples.shape[1])
+
+    def _options(self) -> list[str]:
+        count, arity = self.tuples.shape[:2]
+        tuples = f"<{count} tuples of {arity}>"
+        return [tuples, "shared=True"] if self.shared else [tuples]
+
+    def init_params(self, rng_key: Array, families: Families) -> Array:
+        scope = self.scope(families)
+        if not np.isfinite(scope[0].statistic_bounds).all():
+            raise checks.declaration_error(
+                f"{self!r}: statistics", "bounded (others take Pairwise)", scope
+            )
+        count = len(self.tuples.numbers(f"{self!r}: tuples", scope))
+        shape = () if self.shared else (count,)
+        return self.init_checked(rng_key, jnp.zeros(shape))
+
+    def evaluate(self, params: Array, *statistics: Array, families: Scope) -> Array:
+        (family,) = families
+        tuples = self.tuples.numbers("tuples", families)
+        units = family.interaction(statistics[0]).reshape(family.size, -1)
+        return self.energy(params, [units[column] for column in tuples.T])
+
+    def is_increasing(self, families: Families) -> bool:
+        (family,) = self.scope(families)
+        return not family.stat_shape and bool(family.statistic_bounds[0] >= 0)
+
+    def local(self, families: Families, split: Split) -> "Products":
+        return Products(self, split, self.tuples.numbers("tuples", [split.family]))
 
 
 def edge_weights(name: str, graph: nx.Graph, shared: bool) -> np.ndarray | None:
@@ -148,7 +244,8 @@ def attribute(
     return np.array(rows)
 
 
-def _is_dense(size: int, edges: np.ndarray) -> bool:
+def is_dense(size: int, edges: np.ndarray) -> bool:
+    """Return True if so many pairs interact that a matrix product is faster than gathers."""
     return len(edges) > _DENSE * size * (size - 1) / 2
 
 
@@ -160,10 +257,14 @@ def _matrix(weights: Array, edges: np.ndarray, size: int) -> Array:
 
 
 def _pairwise_energy(weights: Array, units: Array, edges: np.ndarray) -> Array:
-    if _is_dense(len(units), edges):
+    if is_dense(len(units), edges):
         return -jnp.vdot(units, _matrix(weights, edges, len(units)) @ units)
     first, second = edges.T
     return -jnp.vdot(weights, (units[first] * units[second]).sum(-1))
+
+
+def _product_energy(weights: Array, units: list[Array]) -> Array:
+    return -(weights * functools.reduce(operator.mul, units).sum(-1)).sum()
 
 
 class Adjacency(NamedTuple):
@@ -181,9 +282,14 @@ class Adjacency(NamedTuple):
 
 def table(size: int, edges: Edges) -> Adjacency:
     """Return the neighbours of all units of a block, whose position is their number."""
-    empty = len(edges)
     unit, other = np.concatenate([edges, edges[:, ::-1]]).T
-    pair = np.tile(np.arange(empty), 2)
+    return tabulate(size, unit, other, np.tile(np.arange(len(edges)), 2), len(edges))
+
+
+def tabulate(
+    size: int, unit: np.ndarray, other: np.ndarray, pair: np.ndarray, empty: int
+) -> Adjacency:
+    """Return a list of neighbours as a table; ``empty`` is the pair of empty slots."""
     order = np.lexsort((other, unit))
     unit, other, pair = (a[order] for a in (unit, other, pair))
     rank = ranks_in_groups(unit)
@@ -216,7 +322,7 @@ class Neighbours:
     @functools.cached_property
     def dense(self) -> bool:
         """True if a matrix product is faster than gathering neighbours."""
-        return _is_dense(self.split.family.size, self.edges)
+        return is_dense(self.split.family.size, self.edges)
 
     def prepare(self, params: Array) -> Array:
         """Return the arranged weights of the pairs."""
@@ -233,10 +339,7 @@ class Neighbours:
     def field(self, prepared: Array, statistics_at: StatisticsAt, part: Any) -> Field:
         """Return natural parameters of the units of ``part``."""
         family = self.split.family
-
-        def read(numbers):
-            return family.interaction(statistics_at(numbers))
-
+        read = functools.partial(self._read, statistics_at)
         if self.dense:
             weights = self.split.take(prepared, part)
             total = jnp.tensordot(weights, read(np.arange(family.size)), 1)
@@ -252,6 +355,9 @@ class Neighbours:
         # 0 for statistics that do not interact
         _, pullback = jax.vjp(family.interaction, jnp.zeros(shape, total.dtype))
         return pullback(total)[0]
+
+    def _read(self, statistics_at: StatisticsAt, numbers: Any) -> Array:
+        return self.split.family.interaction(statistics_at(numbers))
 
     def _table_of(self, part: int | Array) -> Adjacency:
         if self.split.unrolled:
@@ -274,9 +380,12 @@ class Neighbours:
         fills = (0, empty, self.split.table.shape[1], 0, empty)
         return Adjacency(*map(self.split.padded, zip(*wide), fills))
 
+    def _list(self) -> Adjacency:
+        return table(self.split.family.size, self.edges)
+
     @functools.cached_property
     def _tables(self) -> list[Adjacency]:
-        block = table(self.split.family.size, self.edges)
+        block = self._list()
         place = self.split.place
         tables = []
         for number, units in enumerate(self.split.units):
@@ -291,6 +400,40 @@ class Neighbours:
                 )
             )
         return tables
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Products(Neighbours):
+    """The :class:`~ebmpp.graph.factors.lateral.Local` of :class:`Hyperedges`.
+
+    The other units of a tuple act as one neighbour, whose statistic is their product;
+    ``edges`` are the tuples.
+    """
+
+    @property
+    def dense(self) -> bool:
+        return False
+
+    def prepare(self, params: Array) -> Array:
+        return self.arrange(jnp.broadcast_to(params, len(self.edges)))
+
+    @functools.cached_property
+    def _others(self) -> Numbered:
+        """Units of the neighbours, ``(k - 1, neighbours)``, which omit the first place first."""
+        tuples = self.edges
+        others = [np.delete(tuples, place, 1) for place in range(tuples.shape[1])]
+        return np.concatenate(others).T
+
+    def _list(self) -> Adjacency:
+        count = len(self.edges)
+        other = np.arange(self.edges.size)
+        size = self.split.family.size
+        return tabulate(size, self.edges.T.ravel(), other, other % count, count)
+
+    def _read(self, statistics_at: StatisticsAt, numbers: Any) -> Array:
+        others = jnp.asarray(self._others)[:, numbers]
+        units = map(functools.partial(super()._read, statistics_at), others)
+        return functools.reduce(operator.mul, units)
 
 
 def _weighted_sum(

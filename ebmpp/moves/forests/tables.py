@@ -34,7 +34,8 @@ from ebmpp.core import (
 from ebmpp.errors import IntractableError
 from ebmpp.families.family import Families
 from ebmpp.graph import Factor, FactorGraph, energy
-from ebmpp.graph.factors.lateral import Local, Split
+from ebmpp.graph.factors.lateral import Split
+from ebmpp.graph.factors.pairwise import Neighbours
 from ebmpp.moves.forests.layers import UnitsByBlock, interactions
 from ebmpp.moves.forests.structure import Forest
 
@@ -44,7 +45,7 @@ class FastFactor(NamedTuple):
 
     factor: Factor
     split: Split
-    local: Local
+    local: Neighbours
 
 
 class StateTable(NamedTuple):
@@ -104,7 +105,7 @@ class ForestTables:
                 outside = (self._half[b] < 0).astype(np.int64)
                 split = Split(b, self.families[b], outside)
                 local = factor.local({b: split.family}, split)
-                if local is not None:
+                if isinstance(local, Neighbours):  # others may read states, not zeros
                     result.append(FastFactor(factor, split, local))
         return result
 
