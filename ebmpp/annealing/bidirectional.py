@@ -94,8 +94,7 @@ class _Annealing:
         eta0 = find_reference(
             self.graph, self.model, key, self.data, self.reference, moves=moves
         )
-        line = Path.line(self.graph, eta0, self.model.params)
-        self.path = dataclasses.replace(line, moves=moves)
+        self.path = Path.line(self.graph, eta0, self.model.params, moves)
 
     def forward(self, rng_key: Array) -> LogPartition:
         """Anneal from the reference to the model."""
@@ -237,7 +236,9 @@ def ais(
     :param reference: natural parameters at which some or all blocks start
         (``{b: f.default_eta() for b, f in graph.families.items()}`` is uniform where
         that exists). Real-valued blocks in a factor with ``affine=False`` need one.
-    :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`.
+    :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`. Default where
+        Gibbs sweeps are costly or have no closed form:
+        :func:`~ebmpp.moves.informed_sweep`.
     :param mesh: devices over whose first axis the particles are sharded.
     :raises ArgumentError: for numbers out of range, a ladder that does not go from 0 to
         1, or under ``jit``.

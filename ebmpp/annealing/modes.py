@@ -75,7 +75,7 @@ def log_missed(
     missed = 0.0
     for is_above, outer in ((False, heights < low), (True, heights > high)):
         eta = center(graph, chains, outer)
-        system = pilot(Path.line(graph, eta, path.params)).system
+        system = pilot(Path.line(graph, eta, path.params, path.moves)).system
         gap = log_partition(graph, eta) + float(total_log_z(system)[0]) - log_z
         factor = math.exp(min(gap, 700.0))
         pilot_part = factor * share(system.x, system.weights, is_above)

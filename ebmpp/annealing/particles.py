@@ -134,8 +134,7 @@ def prepare(
     pilot_key = random.fold_in(key, 1, 1)
     result = pilot(path, pilot_key, sweeps=sweeps)
     if is_trained:
-        line = Path.line(graph, start(), params)
-        line = dataclasses.replace(line, moves=moves)
+        line = Path.line(graph, start(), params, moves)
         straight = pilot(line, pilot_key, sweeps=sweeps)
         if _noise(straight) < _noise(result):
             path = line
@@ -324,7 +323,9 @@ def smc(
         found late and the stated error is too small: fewer particles with more sweeps
         find them at the same cost. On a 784x500 machine log Z by 20 sweeps, which
         warned, had a root mean square error of 0.43, and by 100 sweeps of 0.08.
-    :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`.
+    :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`. Default where
+        Gibbs sweeps are costly or have no closed form:
+        :func:`~ebmpp.moves.informed_sweep`.
     :param mesh: devices over whose first axis the islands are sharded, best a divisor
         of their number.
     :raises ArgumentError: for numbers out of range, a path or places that do not fit,

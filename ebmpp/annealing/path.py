@@ -88,12 +88,16 @@ class Path:
     )
 
     @staticmethod
-    def line(graph: FactorGraph, eta0: Eta, params: Params) -> "Path":
+    def line(
+        graph: FactorGraph,
+        eta0: Eta,
+        params: Params,
+        moves: tuple[Move, ...] | None = None,
+    ) -> "Path":
         """Return the line from the reference to a model."""
         same = jax.tree.map(lambda a: jnp.asarray(a)[None], params)
-        return Path(
-            graph, eta0, jnp.array([0.0, 1.0]), same, jnp.full((), 2, jnp.int32)
-        )
+        betas = jnp.array([0.0, 1.0])
+        return Path(graph, eta0, betas, same, jnp.full((), 2, jnp.int32), moves)
 
     @staticmethod
     def through(graph: FactorGraph, eta0: Eta, models: Sequence[Params]) -> "Path":

@@ -104,7 +104,10 @@ def log_partition(graph: FactorGraph, eta: Eta) -> float:
 
 
 class Pilot(NamedTuple):
-    """Last states of short chains from initial draws, and natural parameters given these."""
+    """Last states of short chains from initial draws, and natural parameters given these.
+
+    Blocks without conditionals in closed form have their families' defaults.
+    """
 
     x: Blocks
     eta: Blocks
@@ -127,11 +130,15 @@ def _run_pilot(moves: tuple[Move, ...] | None, target: Target, keys: Array) -> P
     x = draw_chains(target, keys, _PILOT_SWEEPS, moves)
 
     def natural(b):
+        family = graph.families[b]
+        if b in graph.nonconjugate:
+            shape = len(keys), *family.statistic_shape
+            return jnp.broadcast_to(family.default_eta(), shape)
         eta = energy.natural_rows(graph, target.params, x, [b])[b]
         if not graph.has_zeros:
             return eta
         # other values must not be impossible under the reference
-        return zeros.saturate(graph.families[b], eta, _MOST_CERTAIN)
+        return zeros.saturate(family, eta, _MOST_CERTAIN)
 
     return Pilot(x, {b: natural(b) for b in graph.families})
 
@@ -147,7 +154,9 @@ def center(graph: FactorGraph, pilot: Pilot, where: RowMask | None = None) -> Et
     result = {}
     for b, family in graph.families.items():
         eta = pilot.eta[b]
-        result[b] = _from_mean(family, average(family.mean(eta)), average(eta))
+        is_closed = b not in graph.nonconjugate
+        means = family.mean(eta) if is_closed else family.statistics(pilot.x[b])
+        result[b] = _from_mean(family, average(means), average(eta))
     return result
 
 

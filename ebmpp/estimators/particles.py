@@ -149,8 +149,8 @@ class ParticleUCD(Estimator):
         no limit, is unbiased; with a limit training stops with an error if a pair is
         unmet.
     :param posterior: settings of the pairs on the posterior, where they are needed.
-    :param moves: moves of a sweep, such as :func:`~ebmpp.moves.informed_sweep` returns;
-        default: Gibbs draws of all layers.
+    :param moves: moves of a sweep; default: Gibbs draws of all layers, or
+        :func:`~ebmpp.moves.informed_sweep` where these are costly.
     :raises ArgumentError: for numbers out of range or an unknown path.
 
     **References**
@@ -232,8 +232,7 @@ class ParticleUCD(Estimator):
         """Return the rungs up to these params."""
         moves = single_moves("ParticleUCD: moves", graph, self.moves)
         if self.path == "line":
-            line = Path.line(graph, state.eta0, params)
-            path = dataclasses.replace(line, moves=moves)
+            path = Path.line(graph, state.eta0, params, moves)
             return _Rungs(path, state.places, state.count)
 
         def append(a, value):

@@ -59,6 +59,7 @@ from ebmpp.moves.move import (
     refuse_interacting,
     refuse_observed,
     rows_agree,
+    with_invalid,
 )
 from ebmpp.moves.target import Pool, Target
 
@@ -68,7 +69,7 @@ from ebmpp.moves.target import Pool, Target
 # took a thousand sweeps. Digits 64x16, pool of 100: 2.4; 20 against 37.
 _COMPONENTS = 300
 TRIES = 16  # proposals per move where the proposed units interact
-_STEPS = 4  # of local moves by gradients
+LOCAL_STEPS = 4  # of local moves by gradients
 # units up to which components are conditionals of each unit given all others, with an
 # evaluation for each of its values; else one gradient approximates all. Under a tanh
 # network of 64 units at scale 2.0, pairs met after 2.7 and 6.9 sweeps.
@@ -182,10 +183,10 @@ class Mixture(Move[None]):
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         z = at_index(x, None)
-        proposals, choice, _ = self._resample(target, z, keys)
+        proposals, choice, broken = self._resample(target, z, keys)
         accept = choice[0] >= 0
         drawn = {b: where_rows(accept, v[0], x[b]) for b, v in proposals.items()}
-        return drawn, accept.astype(jnp.int32)
+        return with_invalid(broken, drawn), accept.astype(jnp.int32)
 
     def attempt(
         self,
@@ -407,6 +408,6 @@ def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     last = drawn[:1] if summed else []
     local = drawn[len(last) :]
     if has_costly_sweeps(graph):
-        local = informed_sweep(graph, (*clamped, *summed), num_steps=_STEPS)
+        local = informed_sweep(graph, (*clamped, *summed), num_steps=LOCAL_STEPS)
     # chains that start in a mode which the pool lacks reach it before they can jump
     return *local, dataclasses.replace(move, tries=TRIES), *last

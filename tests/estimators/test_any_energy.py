@@ -49,8 +49,9 @@ CASES = [
     for kind in ESTIMATORS
     for name in NAMES
     if not (kind in BIASED and name == "latents inside")
-    # other means depend on states that few runs visit
-    if not (kind == "UCD, persistent pool" and name != "visible")
+    # the smallest means depend on states that few runs visit; gradients in float64 differ
+    # by 1e-7
+    if not (kind == "UCD, persistent pool" and "latents" in name)
 ]
 
 

@@ -214,14 +214,20 @@ def test_colourings_are_counted() -> None:
     assert log_z == pytest.approx(np.log(120), abs=1e-5)
 
 
-def test_starts_are_searched_for_by_the_keys_of_their_rows() -> None:
-    lattice = nx.grid_2d_graph(6, 6)
+def test_starts_are_searched_for_by_the_keys_of_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "_MOST_PASSES", 160)  # from uniform values thousands
+    lattice = nx.grid_2d_graph(24, 24)
     table = Table("x", units=lattice, log_weights=DIFFERENT)
-    graph = FactorGraph({"x": Categorical((6, 6), 3)}, factors=[table])
+    graph = FactorGraph({"x": Categorical((24, 24), 3)}, factors=[table])
     params = graph.init(KEY)
     keys = random.fold_in(random.key_pair(KEY), np.arange(8))
     x = search.compiled_initial_states(Target(graph, params), keys)
     assert np.isfinite(graph.log_density(params, x)).all()
+    even = np.asarray(x["x"])[:, ::2, ::2].reshape(8, -1)
+    shares = (even[..., None] == np.arange(3)).mean(1)
+    assert shares.max() < 0.85  # of one colour; 1 where the search begins
     first = search.compiled_initial_states(Target(graph, params), keys[:3])
     np.testing.assert_array_equal(first["x"], x["x"][:3])
     with pytest.raises(StateError, match="got 1 of 8 without"):

@@ -34,7 +34,7 @@ from ebmpp.graph.states import as_clamped
 from ebmpp.moves import Hamiltonian, Layer, Target, gibbs_sweep, informed_sweep
 from ebmpp.moves.move import coupled_sweep, draw_sweep
 from ebmpp.moves.rungs import Tempering
-from helpers import assert_rows_law, nightly
+from helpers import assert_law, assert_rows_law, nightly
 
 ROWS = 2000
 RING = [(0, 1), (1, 2), (2, 0)]
@@ -234,22 +234,53 @@ def test_observed_units_stay_and_latents_are_drawn_beside_a_tempered_field():
     assert_rows_law(np.asarray(x["h"]), p @ (1 / (1 + np.exp(-eta))), 4)
 
 
-@pytest.mark.nightly
-def test_annealing_and_tempering_take_moves():
-    graph, params, points, p = problem("phi4")
+@pytest.mark.parametrize("name", ["phi4", nightly("xy"), nightly("nematic")])
+@pytest.mark.parametrize("kind", ["ais", nightly("smc"), nightly("bracket")])
+def test_log_z_is_that_of_quadrature(kind, name):
+    """Moves and the reference, with the means of a pilot, are defaults."""
+    graph, params, points, _ = problem(name)
     exact = np.asarray(graph_log_density(graph, params, points), float)
-    exact = np.logaddexp.reduce(exact) + 3 * np.log(8 / 48)
+    width = points[1, 2] - points[0, 2]
+    exact = np.logaddexp.reduce(exact) + 3 * np.log(width)
+    options = {} if kind == "smc" else {"num_temperatures": 50}
+    call = getattr(ebmpp, kind)
+    result = call(graph, params, rng_key=zoo.KEY, num_particles=1000, **options)
+    sides = [result.lower, result.upper] if kind == "bracket" else [result]
+    for side in sides:
+        assert side.doubt is None
+        assert_law(side.log_partition, exact, side.standard_error, len(sides))
+        assert side.standard_error < 0.05
+
+
+@pytest.mark.parametrize("outside", [np.inf, np.nan])
+def test_energies_that_are_nan_are_reported_and_infinite_ones_are_rejected(outside):
+    def energy(height, x):
+        return jnp.where(x[0] > 0.5, height, 0.0)
+
+    factor = Factor("x", energy=energy, init=0.0, affine=False)
+    graph = FactorGraph({"x": Gaussian(3)}, factors=[factor])
+    moves = (Hamiltonian(("x",), 0.3, 3),)
+    x = {"x": np.zeros((ROWS, 3), np.float32)}
+
+    @jax.jit
+    def run(height):
+        target = Target(graph, {"x": height})
+        z = {"x": np.stack([x["x"], x["x"]])}
+        alone, _ = draw_sweep(target, x, moves, KEYS)
+        return alone["x"], coupled_sweep(target, z, moves, KEYS)[2]
+
+    alone, broken = map(np.asarray, run(np.float32(outside)))
+    is_nan = np.isnan(alone).all(1)
+    assert (is_nan == broken).all()
+    assert (0.05 < broken.mean() < 0.9) if np.isnan(outside) else not broken.any()
+    valid = alone[~is_nan]
+    assert (valid[:, 0] <= 0.5).all() and (valid != 0).mean() > 0.5
+
+
+@pytest.mark.nightly
+def test_tempered_chains_take_moves():
+    graph, params, points, p = problem("phi4")
     moves = (Hamiltonian(("x",), 0.3, 4),)
-    estimate = ebmpp.ais(
-        graph,
-        params,
-        rng_key=zoo.KEY,
-        num_particles=300,
-        num_temperatures=50,
-        moves=moves,
-        reference={"x": np.zeros(3)},
-    )
-    assert abs(estimate.log_partition - exact) < 4 * estimate.standard_error < 0.2
     kernel = ebmpp.ParallelTempering(graph, [0.0, 0.3, 1.0], moves=moves)
     x = run_mcmc(kernel, params, num_samples=10, num_chains=ROWS, num_warmup=0)
     last = samples(x)["x"][:, -1]

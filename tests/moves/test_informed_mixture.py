@@ -214,6 +214,21 @@ def test_a_mode_that_the_pool_lacks_shows_in_meeting_times() -> None:
 
 
 @pytest.mark.nightly
+def test_an_energy_that_is_nan_is_reported_and_one_that_is_infinite_is_not() -> None:
+    target, moves, _, _ = problem()
+    x = {b: np.zeros((ROWS, *f.shape)) for b, f in target.graph.families.items()}
+
+    @jax.jit
+    def draw(bias, keys):
+        target_ = dataclasses.replace(target, params=target.params | {"h": bias})
+        return draw_sweep(target_, x, moves[:1], keys)
+
+    params = target.params["h"]
+    for bias, expected in ((params, False), (params * np.nan, True)):
+        moved, _ = draw(bias, keys(1))
+        assert ((np.asarray(moved["v"]) < 0).all() == expected).all()
+
+
 def test_weights_of_equal_densities_are_one() -> None:
     """Without interactions the proposal is the model."""
     graph = ebmpp.layered(v=Bernoulli(4), h=Bernoulli(2))

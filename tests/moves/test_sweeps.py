@@ -13,6 +13,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from network_graphs import enumerated, factor
 import networkx as nx
 import numpy as np
 from oracle import Oracle, numpy_statistics
@@ -34,6 +35,7 @@ from ebmpp import (
     Observed,
     Pairwise,
     Spin,
+    Table,
 )
 from ebmpp.contrib import GibbsWithGradients, metropolis_sweep, metropolized_sweep
 from ebmpp.core import random
@@ -52,7 +54,7 @@ from ebmpp.moves.ensemble import Ensemble
 from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.mixture import make_pool
 from ebmpp.moves.move import coupled_sweep, draw_sweep
-from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.sweeps import resolve_moves, single_moves
 from ebmpp.moves.target import Target
 from ebmpp.moves.tempering import tempered_sweep
 from helpers import assert_law, often, random_params, random_state
@@ -472,3 +474,16 @@ def test_coupled_chains_keep_their_distribution_and_stay_together(name: str) -> 
             )
             assert not agrees.all()
     assert has_met.mean() > 0.6
+
+
+def test_costly_gibbs_sweeps_are_replaced_in_annealing() -> None:
+    """By gradients of the energy, for 20 units that all interact, but not for 8."""
+    factors = [factor("v", inputs=20)]
+    graph = FactorGraph({"v": Bernoulli(20)}, factors=factors)
+    expected = informed_sweep(graph, num_steps=4)
+    assert single_moves("ais", graph, None) == expected
+    assert single_moves("ais", graph, gibbs_sweep(graph)) == gibbs_sweep(graph)
+    assert single_moves("ais", enumerated("visible").graph, None) is None
+    table = Table("v", units=[(0, 1)], log_weights=[[0, 0], [0, -np.inf]])
+    constrained = FactorGraph({"v": Bernoulli(20)}, factors=[*factors, table])
+    assert single_moves("ais", constrained, None) is None

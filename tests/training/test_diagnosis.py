@@ -11,6 +11,7 @@ import os
 from typing import Any
 import warnings
 
+from network_graphs import enumerated
 import numpy as np
 import pytest
 from training_tools import Recorder, train
@@ -24,7 +25,11 @@ import ebmpp
 from ebmpp import PCD, UCD, Bernoulli, Factor, monitors
 from ebmpp.estimators.base import Estimate
 from ebmpp.training.monitors import Monitor
-from ebmpp.training.observers.diagnosis import diagnose_growth, diagnose_pairs
+from ebmpp.training.observers.diagnosis import (
+    diagnose_explosion,
+    diagnose_growth,
+    diagnose_pairs,
+)
 from ebmpp.training.observers.monitoring import diagnose_fall
 
 #: exact values of PCD with 20 chains at rate 1, every 200 steps
@@ -252,3 +257,39 @@ def test_a_random_graph_with_two_phases_warns(num_cliques: int) -> None:
         )
     messages = [str(w.message) for w in caught]
     assert any("two phases" in message for message in messages) == (num_cliques == 2)
+
+
+#: medians of a tenth of the steps each, of networks on 8x8 digits: PCD that leaves a
+#: saddle point, slowly, and that diverges
+SADDLE = [0.4, 2.9, 6.8, 7.3, 6.9, 7.0, 6.8, 6.5, 6.0, 6.2]
+SLOW = [0.4, 0.65, 1.48, 2.36, 2.78, 3.96, 4.24, 4.52, 4.98, 5.8]
+DIVERGED = [4.4, 4.0, 3.3, 2.9, 2.6, 3.7, 3e4, 1.4e5, 1.5e5, 3e5]
+
+
+@pytest.mark.parametrize(
+    ("tenths", "diverges"), [(SADDLE, False), (SLOW, False), (DIVERGED, True)]
+)
+@pytest.mark.parametrize("size", [10, 100])
+def test_gradients_of_networks_grow_by_orders_of_magnitude(
+    tenths: list[float], diverges: bool, size: int
+) -> None:
+    noise = np.random.default_rng(0).gamma(9.0, 1 / 9, 10 * size)
+    norms = noise * np.repeat(tenths, size)
+    message = diagnose_explosion(norms)
+    assert (message is not None) == diverges
+    assert message is None or "Reduce the rate" in message
+    assert diagnose_explosion(norms[-60:]) is None
+
+
+@pytest.mark.parametrize("rate", [-0.2, 0.2])
+def test_a_network_that_diverges_warns(rate: float) -> None:
+    graph = enumerated("visible").graph
+    options: dict[str, Any] = {"estimator": Recorder(), "optimizer": optax.sgd(rate)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = np.zeros((4, 8))
+        ebmpp.fit(
+            graph, data, rng_key=zoo.KEY, num_steps=90, progress_bar=False, **options
+        )
+    messages = [str(w.message) for w in caught]
+    assert any("training diverged" in m for m in messages) == (rate < 0)

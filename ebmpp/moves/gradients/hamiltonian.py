@@ -142,7 +142,8 @@ class Transition(NamedTuple):
         :param potential: minus the log density of a chain, given its data and point.
         :param sites: data of the chains, with a leading axis of chains.
         :param x: their points, trees of arrays with a leading axis of chains.
-        :return: the chains after the trajectory and after the walk, and their points.
+        :return: the chains after the trajectory and after the walk, with the energy nan
+            if that of its proposal is, and their points.
         """
         _, unravel = ravel_pytree(at_index(x, 0))
         z = jax.vmap(lambda x: ravel_pytree(x)[0])(x)
@@ -155,7 +156,10 @@ class Transition(NamedTuple):
 
         def walk(site, at, proposal):
             energy = potential_of(site)(proposal)
-            return metropolis(at, proposal, energy, draws.walk_level)
+            moved = metropolis(at, proposal, energy, draws.walk_level)
+            # walks are short: unlike a trajectory's it is no sign of divergence
+            marked = jnp.where(jnp.isnan(energy), energy, moved.energy)
+            return moved._replace(energy=marked)
 
         at = jax.vmap(simulate)(sites, z)
         end = jax.vmap(walk)(sites, at, self.proposals(at.z, draws))
@@ -204,8 +208,9 @@ class Hamiltonian(Move[None]):
     close chains become equal. Angles (:class:`~ebmpp.VonMises`) move on the line and
     are wrapped.
 
-    A point whose energy is nan is rejected, like one of a divergent trajectory. A row
-    whose present energy is nan becomes nan, and a pair is reported as broken.
+    Points of infinite energy are rejected, like the ends of divergent trajectories. A
+    row whose energy is nan, at present or where its walk goes, becomes nan, and a pair
+    is reported as broken.
 
     :param blocks: blocks of real numbers or angles, moved together given the others.
     :param step_size: of the leapfrog integrator, in the units of the blocks. At 0.6 to

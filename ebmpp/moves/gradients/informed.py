@@ -149,7 +149,8 @@ class Informed(Move[None]):
 
     :param blocks: blocks of finitely many values, moved given the others.
     :param step_size: None for the rule's default. Pairs meet soonest where 0.5 to 0.8
-        of the proposals are accepted.
+        of the proposals are accepted. Runs report the share; change the size between
+        runs, since one that follows its own chains does not keep their distribution.
     :param num_steps: steps of one move, with a gradient each.
     :raises ArgumentError: for an unknown rule, or a number out of range.
 

@@ -34,6 +34,10 @@ _LOOKS = (1, 10, 25, 50, 100)  # steps of a stage after which its pairs are diag
 _GROWTH = 2.2
 _LEAP = 2.0
 _FEWEST = 30
+# Under networks sound gradients leave saddle points: at any length of 7 runs on 8x8
+# digits by PCD and CD the median norm of the last third was at most 14 times the largest
+# of the first 30. It was 3e5 times that in one that diverged, and 1e5 on MNIST.
+_EXPLOSION = 50.0
 
 
 @dataclasses.dataclass
@@ -167,6 +171,8 @@ class EstimatorDiagnosis(Observer):
             message = stage.estimator.diagnose(history)
             if message is None and is_concave and not (number or self.num_before):
                 message = diagnose_growth(history["gradient_norm"])
+            if message is None and not is_linear:
+                message = diagnose_explosion(history["gradient_norm"])
             if message is None and number == last and has_chains:
                 key = random.fold_in(self.key, number, 2)
                 message = stage.estimator.diagnose_chains(
@@ -202,4 +208,21 @@ def diagnose_growth(norms: np.ndarray) -> str | None:
         "two phases, as random graphs with counts of triangles have, and steps jump "
         "between them: replace such counts by bounded statistics, such as "
         "geometrically weighted ones."
+    )
+
+
+def diagnose_explosion(norms: np.ndarray) -> str | None:
+    """Return a warning if gradients grew by orders of magnitude, with any latents or network."""
+    third = len(norms) // 3
+    if third < _FEWEST:
+        return None
+    first = norms[:_FEWEST].max()
+    late = np.median(norms[-third:])
+    if late <= _EXPLOSION * first:
+        return None
+    return (
+        f"the gradient norm was at most {first:.3g} in the first {_FEWEST} steps, and "
+        f"{late:.3g} in the median of the last third: training diverged, as chains no "
+        "longer follow the model. Reduce the rate, or use more chains or sweeps per "
+        "step, and start again."
     )
