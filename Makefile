@@ -123,9 +123,11 @@ release-check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pytest --noconftest benchmarks/speed --benchmark-autosave
 
-# The experiments of the papers, and our own: hours. benchmarks/papers/papers.py --list prints them.
+# Lists the published analyses and the experiments of the papers. `python benchmarks/published/analyses.py all` runs the
+# first in ten minutes, `python benchmarks/papers/papers.py` the others in hours.
 papers: $(STAMP)
-	$(BIN)/python benchmarks/papers/papers.py
+	@$(BIN)/python benchmarks/published/analyses.py
+	@$(BIN)/python benchmarks/papers/papers.py --list
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

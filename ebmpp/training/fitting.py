@@ -90,7 +90,7 @@ def fit(
     :param rng_key: a jax key: the same key gives the same run.
     :param estimator: :class:`UCD` (default), :class:`CD`, :class:`PCD`, or a custom
         one.
-    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``. Runs that
+    :param optimizer: any optax transformation; default ``optax.adam(0.01)``. Runs that
         differ in its constant rate alone, its last factor, share a compiled program.
     :param num_steps: gradient steps; default 1000, or no limit with ``max_seconds``.
     :param epochs: passes over the data in place of ``num_steps``. For a stream with a

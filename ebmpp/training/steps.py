@@ -43,7 +43,7 @@ class Stage:
     :param num_steps: gradient steps. Give these or ``epochs``.
     :param epochs: passes over the data in place of ``num_steps``.
     :param estimator: default :class:`UCD`.
-    :param optimizer: any optax transformation; default ``optax.sgd(0.1)``.
+    :param optimizer: any optax transformation; default ``optax.adam(0.01)``.
 
     **References**
 
@@ -65,7 +65,7 @@ class Stage:
     num_steps: int | None = None
     epochs: int | None = None
     estimator: Estimator = UCD()
-    optimizer: optax.GradientTransformation = optax.sgd(0.1)
+    optimizer: optax.GradientTransformation = optax.adam(0.01)
 
     def __post_init__(self) -> None:
         checks.set_counts(self, "num_steps", "epochs", optional=True)

@@ -1,0 +1,62 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Reproduce analyses that others have published, and print their figures beside ours.
+
+``python benchmarks/published/analyses.py`` lists them, ``all`` or some names run them. Data
+are typed in (``published_data.py``), and nothing is downloaded.
+"""
+
+import argparse
+import time
+
+import lattices
+import maxima
+import posterior_means
+
+ANALYSES = {
+    analysis.__name__: analysis
+    for analysis in (
+        maxima.earthquakes,
+        maxima.latent_classes,
+        maxima.salamanders,
+        maxima.dippers,
+        maxima.law_school,
+        posterior_means.hearts,
+        posterior_means.asia,
+        posterior_means.cervix,
+        posterior_means.eyes,
+        posterior_means.coal,
+        posterior_means.stagnant,
+        lattices.ising,
+        lattices.hard_core,
+    )
+}
+
+
+def main() -> None:
+    """Run the analyses named on the command line, or list all."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*ANALYSES, "all"], default=[])
+    names = parser.parse_args().names
+    if not names:
+        for name, analysis in ANALYSES.items():
+            print(f"{name:15s} {str(analysis.__doc__).splitlines()[0]}")
+        return
+    print("| analysis | quantity | published | ours | error | CPU-s | agrees |")
+    print("|---|---|---|---|---|---|---|")
+    for name in ANALYSES if "all" in names else names:
+        began = time.process_time()
+        rows = ANALYSES[name]()
+        seconds = f"{time.process_time() - began:.0f}"
+        for row in rows:
+            figures = f"{row.published:g} | {row.ours:.7g} | {row.error:.2g}"
+            verdict = "yes" if row.agrees else "**no**"
+            print(
+                f"| {name} | {row.quantity} | {figures} | {seconds} | {verdict} |",
+                flush=True,
+            )
+            name = seconds = ""
+
+
+if __name__ == "__main__":
+    main()
