@@ -10,6 +10,7 @@ from ebmpp.ppl.expectation import composite_expectation
 from ebmpp.ppl.gibbs_block import GibbsBlock, ModelBlock, gibbs_fn
 from ebmpp.ppl.hamiltonian import CoupledHMC
 from ebmpp.traced import BlockState
+from ebmpp.traced.maximum import Maximum
 
 __all__ = [
     "BlockState",
@@ -22,6 +23,7 @@ __all__ = [
     "ExchangeState",
     "GibbsBlock",
     "Layout",
+    "Maximum",
     "ModelBlock",
     "check_tractable",
     "composite_expectation",

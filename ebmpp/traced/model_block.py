@@ -33,6 +33,7 @@ from ebmpp.traced.block import (
     SiteValues,
 )
 from ebmpp.traced.data import with_deterministic
+from ebmpp.traced.maximum import Maximum, maximise
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.start import BlockStart, Strategy
 from ebmpp.traced.sweep import (
@@ -41,7 +42,7 @@ from ebmpp.traced.sweep import (
     ForestLayers,
     collapsed_sweep,
 )
-from ebmpp.traced.sweep.pointwise import Pointwise
+from ebmpp.traced.sweep.pointwise import Likelihood
 
 # folded into the keys of the latents that a tempered transition starts with
 _HEATED = 1 << 19
@@ -318,6 +319,10 @@ class ModelKernel(block.Block):
     ) -> Array:
         """Return the log of the model's density with the block's discrete sites summed out.
 
+        All terms count: priors of the ``values``, log K for each unit of a uniform
+        prior over K values beside a factor, and log K for each masked unit of K values.
+        :meth:`log_likelihood` leaves them out.
+
         :param values: of all other latent sites of the model.
         :param model_args: the model's arguments; the block's by default.
         :param model_kwargs: the model's keyword arguments.
@@ -375,11 +380,10 @@ class ModelKernel(block.Block):
     ) -> SiteArrays:
         r"""Return the log likelihood of each observation, discrete sites summed out.
 
-        It is :math:`\log p(y_i \mid y_{-i}, \theta)` with theta the ``values``. Where
-        observations are independent given theta it is :math:`\log p(y_i \mid \theta)`.
-        Both make PSIS-LOO exact in the limit; WAIC needs the latter. Arguments and
-        errors are as in :meth:`log_marginal`. Put it under ``jax.vmap`` for draws;
-        :func:`ebmpp.to_datatree` does so.
+        It is :math:`\log p(y_i \mid y_{-i}, \theta)` with theta the ``values``: for
+        observations that are independent given theta, :math:`\log p(y_i \mid \theta)`.
+        Both are right for PSIS-LOO; WAIC needs the latter. Arguments and errors are as
+        in :meth:`log_marginal`. :func:`ebmpp.to_datatree` maps it over draws.
 
         :return: by observed site, its batch shape: an observation is an element of the
             plates. The elements of a site without a batch, such as of
@@ -403,7 +407,76 @@ class ModelKernel(block.Block):
         >>> block.pointwise({"share": 0.5})["y"].round(3).tolist()
         [-1.617, -1.632]
         """
-        return self._pointwise(self._siblings(values, model_args, model_kwargs))
+        return self._likelihood[1](self._siblings(values, model_args, model_kwargs))
+
+    def log_likelihood(
+        self,
+        values: SiteValues,
+        *model_args: object,
+        uniform: Sequence[str] = (),
+        **model_kwargs: object,
+    ) -> Array:
+        """Return the log density of the data alone, with the block's discrete sites summed out.
+
+        This is :meth:`log_marginal`, whose arguments and errors it has, without the
+        priors of the ``values``, and without log K for each masked unit of K values.
+
+        :param uniform: discrete sites whose uniform prior shall not count either, as a
+            factor holds their distribution.
+        :raises StateError: for sites among ``uniform`` that are not discrete.
+        """
+        finite = self.sweep.finite
+        checks.names("site of uniform", uniform, finite, StateError)
+        others = [site for site in self.info.latent if site not in finite]
+        inputs = self._siblings(values, model_args, model_kwargs)
+        return self._likelihood[0](inputs, (*uniform, *others))
+
+    def maximise(
+        self,
+        *model_args: object,
+        rng_key: Array,
+        prior: bool = True,
+        num_starts: int = 8,
+        uniform: Sequence[str] = (),
+        **model_kwargs: object,
+    ) -> Maximum:
+        """Return the posterior mode or maximum likelihood, with discrete sites summed out.
+
+        It is over natural values of all other sites. The search (L-BFGS, then Newton's
+        method) starts from draws of the prior and from NUTS's starts in turn. Standard
+        errors follow from the Hessian on the unconstrained scale.
+
+        :param prior: False for the likelihood alone.
+        :param num_starts: local searches, of which the best counts.
+        :param uniform: see :meth:`log_likelihood`; not used with ``prior``.
+        :return: ``values``, ``log_density``, ``standard_error``, ``converged``.
+        :raises StateError: for other discrete sites than the block's.
+
+        Source: Zucchini, MacDonald, Langrock (2016), *Hidden Markov models for time
+        series*, chapter 3.
+
+        **Example**
+
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro.distributions as dist, ebmpp
+        >>> def model(seen):
+        ...     p, q = (numpyro.sample(name, dist.Uniform(0, 1)) for name in "pq")
+        ...     with numpyro.plate("sites", len(seen)):
+        ...         z = numpyro.sample("z", dist.Bernoulli(p))
+        ...         numpyro.sample("seen", dist.Binomial(5, z * q), obs=seen)
+        >>> seen = jnp.array([0, 2, 0, 3, 0, 1, 2, 2])
+        >>> block = ebmpp.GibbsBlock.from_model(model, ["z"], seen)
+        >>> result = block.maximise(rng_key=jax.random.key(0), prior=False)
+        >>> result.converged, round(float(result.values["q"]), 2)
+        (True, 0.36)
+        """
+        density = functools.partial(self.log_likelihood, uniform=uniform)
+        density = self.log_marginal if prior else density
+        call = Call({}, model_args, model_kwargs)
+        call = call if model_args or model_kwargs else self.call
+        num_starts = checks.count("maximise: num_starts", num_starts)
+        keys = jax.random.split(rng_key, num_starts)
+        fixed = select(self.info.latent, self.sweep.finite)
+        return maximise(self.info, density, call, fixed, keys)
 
     def marginal_model(self, model: Callable | None = None) -> Callable[..., None]:
         """Return the model with the block's discrete sites summed out, a NumPyro model for NUTS.
@@ -429,10 +502,13 @@ class ModelKernel(block.Block):
         return {name: jax.jit(getattr(sums, name)) for name in names}
 
     @functools.cached_property
-    def _pointwise(self) -> Callable:
+    def _likelihood(self) -> tuple[Callable, Callable]:
+        """Functions to the log likelihood of all data, and of each observation."""
         with jax.ensure_compile_time_eval():
             sums = self.sweep.sums if self.sweep.finite else None
-            return jax.jit(Pointwise(self.info, sums))
+            likelihood = Likelihood(self.info, sums)
+        total = jax.jit(likelihood.log_likelihood, static_argnums=1)
+        return total, jax.jit(likelihood.pointwise)
 
     def _summed(
         self,

@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-r"""The log likelihood of each observation, with discrete units summed out.
+r"""The log likelihood of all data and of each observation, with discrete units summed out.
 
-For observation i that is :math:`\log p(y_i \mid y_{-i}, \theta)`, the difference of the
+For observation i it is :math:`\log p(y_i \mid y_{-i}, \theta)`, the difference of the
 log sums with and without i. Where observations are independent given the other sites,
 it is :math:`\log p(y_i \mid \theta)`. With posterior draws of theta, importance weights
 proportional to its inverse give leave-one-out cross-validation:
@@ -17,22 +17,22 @@ for a mixture of any number of points, and T times for a hidden Markov chain of 
    leave-one-out cross-validation and WAIC*.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 from numpyro.primitives import Messenger
 
 import jax
-from jax import lax
+from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, expand
+from ebmpp.core import SiteArrays, expand, select
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution.tractability import base_of
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.data import Message, with_log_density
+from ebmpp.traced.data import Message, Replaced, with_log_density
 from ebmpp.traced.model import Inputs, ModelInfo
 from ebmpp.traced.sweep.forests import ForestLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
@@ -41,27 +41,37 @@ _MOST_AT_ONCE = 2**20  # entries of the tables that are summed in parallel
 _WEIGHTS = ": weights"
 
 
-class Pointwise(ModelDensity):
-    """A model's log density with a weight of each observation; 0 leaves it out.
+class Likelihood(ModelDensity):
+    """A model's log density with weights of its sites; 0 leaves an observation or prior out.
 
     :param sums: over the discrete sites; None without any.
     """
 
     def __init__(self, info: ModelInfo, sums: ForestLayers | None) -> None:
-        self.ones = {}
+        #: by discrete site, the number of values of each unit
+        self.num_possible = {
+            name: np.broadcast_to(table.valid.sum(0), info.latent[name].shape)
+            for name, table in (sums.posterior.values if sums else {}).items()
+        }
+        weights = {}
+        self.observed = []
         for name, site in info.trace(info.latent, info.arguments.arrays).items():
-            is_sample = site["type"] == "sample" and site["is_observed"]
-            if is_sample and np.size(site["value"]):
+            if site["type"] == "sample" and np.size(site["value"]):
                 rows = base_of(site["fn"]).log_prob(site["value"])
                 shape = site["fn"].batch_shape or jnp.shape(rows)
-                self.ones[name + _WEIGHTS] = jnp.ones(shape)
-        super().__init__(info, sums.posterior.sites if sums else info.sites, self.ones)
+                weights[name + _WEIGHTS] = jnp.ones(shape)
+                self.observed += [name] if site["is_observed"] else []
+        self.weights = weights
+        super().__init__(info, sums.posterior.sites if sums else info.sites, weights)
         self.sums: ForestLayers | None = None
+        #: weights of the observations
+        self.ones = select(weights, [name + _WEIGHTS for name in self.observed])
         if sums is None:
             return
         terms = self.terms(products=False)
         self.sums = ForestLayers(self, terms, sums.colors, sums.units)
-        self._group(self.sums)
+        if self.observed:
+            self._group(self.sums)
 
     def _group(self, sums: ForestLayers) -> None:
         """Group observations of which no two read the same tree of units."""
@@ -69,7 +79,7 @@ class Pointwise(ModelDensity):
         def density(units, siblings, arguments):
             return self._log_density({}, {**units, **siblings}, arguments)
 
-        prototypes = {**self.info.latent, **self.ones}
+        prototypes = {**self.info.latent, **self.weights}
         names = [*self.sites, *self.ones]
         program = self.info.program(density, prototypes, names)
         terms = SumOfTerms(program, self.info.arguments.arrays, {}, products=False)
@@ -93,21 +103,30 @@ class Pointwise(ModelDensity):
             count[read] = count[read].max() + 1
 
     def model_at(self, siblings: SiteValues) -> Callable:
-        return _Weighted(self.info.model, siblings)
+        return _Weighted(self.info.model, siblings, self.num_possible)
 
-    def __call__(self, inputs: Inputs) -> SiteArrays:
-        """Return the log likelihood of all observations by site."""
+    def log_likelihood(self, inputs: Inputs, unweighted: Sequence[str]) -> Array:
+        """Return the log density of the data without the priors of some sites."""
+        keys = [name + _WEIGHTS for name in unweighted]
+        inputs = self._weighted(inputs, {key: 0 * self.weights[key] for key in keys})
+        return self.sums.log_sum(inputs) if self.sums else self.log_density(inputs)
+
+    def _weighted(self, inputs: Inputs, weights: SiteArrays) -> Inputs:
         values, context = inputs
+        siblings = {**context.siblings, **self.weights, **weights}
+        return values, context._replace(siblings=siblings)
+
+    def pointwise(self, inputs: Inputs) -> SiteArrays:
+        """Return the log likelihood of all observations by site."""
         ones, unravel = ravel_pytree(self.ones)
 
         def weighted(weights):
-            siblings = {**context.siblings, **unravel(weights)}
-            return values, context._replace(siblings=siblings)
+            return self._weighted(inputs, unravel(weights))
 
         sums = self.sums
         rest = sums.constant if sums else self.log_density
         result = jax.grad(lambda weights: rest(weighted(weights)))(ones)
-        if sums and self.pairs.size:
+        if sums and self.observed and self.pairs.size:
             groups = jnp.asarray(self.groups)
 
             def without(number):
@@ -127,20 +146,35 @@ class Pointwise(ModelDensity):
 
 
 class _Weighted(Messenger):
-    """A model with weights of its observations."""
+    """A model with weights of its sites, in which masked discrete units count as one value."""
 
-    def __init__(self, model: Callable, values: SiteValues) -> None:
+    def __init__(
+        self, model: Callable, weights: SiteValues, counts: Mapping[str, np.ndarray]
+    ) -> None:
         super().__init__(model)
-        self.values = values
+        self.weights = weights
+        self.counts = counts
 
     def process_message(self, msg: Message) -> None:
-        weights = self.values.get(f"{msg.get('name')}{_WEIGHTS}")
-        if msg["type"] == "sample" and weights is not None:
-            log_prob = base_of(msg["fn"]).log_prob
+        name = msg.get("name", "")
+        weights = self.weights.get(f"{name}{_WEIGHTS}")
+        if msg["type"] != "sample" or weights is None:
+            return
+        fn = msg["fn"]
+        log_prob = base_of(fn).log_prob
 
-            def weighted(value):
-                rows = jnp.asarray(log_prob(value))
-                weight = expand(weights, rows)
-                return jnp.where(weight > 0, weight * rows, 0)
+        def weighted(value):
+            rows = jnp.asarray(log_prob(value))
+            weight = expand(weights, rows)
+            return jnp.where(weight > 0, weight * rows, 0)
 
-            msg["fn"] = with_log_density(msg["fn"], weighted)
+        msg["fn"] = result = with_log_density(fn, weighted)
+        if name in self.counts:
+            logs = jnp.log(self.counts[name])
+            unmasked = with_log_density(fn, lambda _: logs)
+
+            def without_masked(value):
+                lost = logs.sum() - jnp.sum(unmasked.log_prob(value))
+                return jnp.sum(result.log_prob(value)) - lost
+
+            msg["fn"] = Replaced(fn, without_masked)
