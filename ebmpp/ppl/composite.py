@@ -162,7 +162,7 @@ class CoupledComposite(MCMCKernel):
                 "of one site or more, each in one step",
                 names,
             )
-        named = named_values(init_strategy)
+        named = named_values("CoupledComposite", init_strategy)
         self.check_sites(named, "init_strategy")
         discrete = {
             site

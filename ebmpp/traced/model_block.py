@@ -89,11 +89,6 @@ class ModelKernel(block.Block):
         self.joint = checks.choice(
             "GibbsBlock.from_model: joint", joint, ("auto", "forest", "units")
         )
-        if init_strategy is not None:
-            name = "GibbsBlock.from_model: init_strategy"
-            checks.function(
-                name, init_strategy, "a site, as numpyro.infer.init_to_value"
-            )
         self.init_strategy = init_strategy
         self.collapse = collapse
         self.call = Call({}, tuple(args), dict(kwargs))

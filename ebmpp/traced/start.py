@@ -1,11 +1,11 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a block's chains: possible states, found by search where a prior draw is impossible.
+"""The start of a block's chains: given or drawn values, checked, or possible ones by search.
 
 A Gibbs sampler does not leave a state of probability 0 if all values of each unit are
 impossible given the others. The search draws units from the conditionals of a relaxed
 log density, in which fewer impossible elements are more probable, and starts again from
-draws of the prior, given continuous sites that are uniform over (-2, 2) unconstrained.
+other draws.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 from typing import Any
+import warnings
 
 import numpy as np
 from numpyro.infer.initialization import init_to_uniform, init_to_value
@@ -42,7 +43,7 @@ from ebmpp.traced.model import Context, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row, checked, is_staged, on_rows
 from ebmpp.traced.sweep import BlockSweep
 
-# of the prior, and sweeps from each
+# of starts, and sweeps from each
 _MOST_DRAWS = 20
 _MOST_SWEEPS = 50
 _SEARCH = 1 << 22  # folded into the keys of the search
@@ -66,7 +67,7 @@ class BlockStart:
         self.sweep = sweep
         self.posterior = sweep.posterior
         self.strategy = strategy
-        named = named_values(strategy)
+        named = named_values("GibbsBlock.from_model", strategy)
         checks.names("site of init_strategy", named, info.latent, StateError)
         #: values that the strategy names, of any sites of the model
         self.named = {site: self._cast(site, v) for site, v in named.items()}
@@ -164,12 +165,13 @@ class BlockStart:
             self._refuse_impossible(values, _merged(mapped, fixed))
         return dict(values)
 
-    def _at_edge(self, site: str, values: SiteValues) -> np.ndarray | bool:
+    def _at_edge(self, site: str, values: SiteValues) -> Array | bool:
         """Return True for rows at the edge of their support, to which vague priors round."""
         if self.info.kind(site) not in ("positive", "unit_interval"):
             return False
         value = np.asarray(values[site])
-        is_edge = np.isin(value, (0, 1, np.inf)) | self.info.support(site)(value)
+        is_inside = self.info.support(site)(value)
+        is_edge = jnp.asarray(is_inside | np.isin(value, (0, 1, np.inf)))
         return all_in_row(is_edge, 1)
 
     def _check_staged(self, inputs: Inputs, keys: Array) -> SiteArrays:
@@ -366,7 +368,8 @@ class BlockStart:
             trace = self.info.trace({**context.siblings, **values}, context.arguments)
             for name, site in trace.items():
                 if site["type"] == "sample":
-                    log_prob = site["fn"].log_prob(site["value"])
+                    with warnings.catch_warnings(action="ignore"):
+                        log_prob = site["fn"].log_prob(site["value"])
                     if not np.isfinite(log_prob).all():
                         culprits.append(repr(name))
         where = f" at site {', '.join(culprits)}" if culprits else ""
@@ -421,8 +424,13 @@ def search(
     return x, possible
 
 
-def named_values(strategy: Strategy | None) -> dict[str, ArrayLike]:
-    """Return the values that ``numpyro.infer.init_to_value`` names, by site."""
+def named_values(who: str, strategy: Strategy | None) -> dict[str, ArrayLike]:
+    """Return the values that ``numpyro.infer.init_to_value`` names, by site.
+
+    :raises ArgumentError: for a strategy that is no function.
+    """
+    if strategy is not None:
+        checks.function(f"{who}: init_strategy", strategy, "a site, as init_to_value")
     if isinstance(strategy, functools.partial) and strategy.func is init_to_value:
         return dict(strategy.keywords["values"])
     return {}

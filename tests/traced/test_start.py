@@ -6,6 +6,7 @@ Tests traced/start.py.
 """
 
 from collections.abc import Callable
+import pickle
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpyro
 from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, Gibbs
+from numpyro.infer import MCMC, NUTS, Gibbs, init_to_median, init_to_value
 import pytest
 
 import jax
@@ -22,7 +23,8 @@ import jax.numpy as jnp
 import ebmpp
 from ebmpp import GibbsBlock
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.ppl import gibbs_fn
+from ebmpp.ppl import CoupledComposite, CoupledHMC, gibbs_fn
+from ebmpp.traced.block import Call
 from helpers import nightly, often
 
 FIELDS = jnp.array([-1, -0.5, 0, 0.5, 1, 1.5])
@@ -122,7 +124,7 @@ def test_starts_out_of_the_support_are_refused(method: str) -> None:
 def vague(y: Any) -> None:
     tau = numpyro.sample("tau", dist.Gamma(1e-4, 1e-4))
     mu = numpyro.sample("mu", dist.Normal(0, 1000.0))
-    numpyro.sample("y", dist.Normal(mu, tau**-0.5).expand([20]).to_event(1), obs=y)
+    numpyro.sample("y", dist.Normal(mu, tau**-0.5).expand([len(y)]).to_event(1), obs=y)
 
 
 @pytest.mark.nightly
@@ -155,6 +157,170 @@ def test_long_search_is_reported(caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(block.start, "_find", slow)
     block.init(KEYS[0], 0, {"z": jnp.ones(6, int)}, (), {"_gibbs_sites": {}})
     assert "possible start of ['z']" in caplog.text
+
+
+def two_groups(y: Any) -> None:
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    means = numpyro.sample("means", dist.Normal(0, 1000.0).expand([2]).to_event(1))
+    with numpyro.plate("points", len(y)):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(means[z], scale), obs=y)
+
+
+GROUPS = np.float32([-4, -3, 3, 4])
+# groups in an order that the data do not decide, and a mean given as integers
+NATURAL = {"z": np.array([1, 1, 0, 0]), "means": np.array([3, -3]), "scale": 0.5}
+
+
+def starts_of(strategy: Any, kind: str) -> dict[str, Any]:
+    """Starts of two chains of ``two_groups`` in natural values."""
+    named = ["z", "means"]
+    block = GibbsBlock.from_model(two_groups, named, GROUPS, init_strategy=strategy)
+    nuts = NUTS(two_groups, init_strategy=strategy)
+    if kind == "composite":
+        block = GibbsBlock.from_model(two_groups, named, GROUPS)
+        steps = [block, CoupledHMC(two_groups, ["scale"], step_size=0.1)]
+        kernel = CoupledComposite(steps, init_strategy=strategy)
+        call = Call({}, (GROUPS,), {})
+        start = jax.vmap(lambda words: kernel.start(words, call, {})[0])
+        return start(jax.random.key_data(KEYS[:2]))
+    pairs = [(block, named), (nuts, None)]
+    kernel = Gibbs(pairs if kind == "block first" else pairs[::-1])
+    start = jax.vmap(lambda key: kernel.init(key, 0, None, (GROUPS,), {}).z)(KEYS[:2])
+    return {**start, "scale": jnp.exp(start["scale"])}
+
+
+@pytest.mark.parametrize("kind", ["composite", "block first", nightly("NUTS first")])
+def test_natural_values_start_all_kernels(kind: str) -> None:
+    starts = starts_of(init_to_value(values=NATURAL), kind)
+    for site, value in NATURAL.items():
+        np.testing.assert_allclose(starts[site], np.stack([value, value]), rtol=1e-6)
+
+
+def test_natural_values_start_a_block_alone() -> None:
+    """Discrete sites without a value are drawn given the others; init_params come first."""
+    values = {"tau": 2.0, "means": np.array([-3, 3])}
+
+    def model(y: Any) -> None:
+        tau = numpyro.sample("tau", dist.Gamma(1e-3, 1e-3))
+        means = numpyro.sample("means", dist.Normal(0, 1000.0).expand([2]).to_event(1))
+        with numpyro.plate("points", len(y)):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Normal(means[z], tau**-0.5), obs=y)
+
+    block = GibbsBlock.from_model(
+        model,
+        ["z", "means", "tau"],
+        GROUPS,
+        init_strategy=init_to_value(values=values),
+    )
+    init = {"tau": np.ones(16)}
+    states = block.init(KEYS, 0, init, (GROUPS,), {}).z
+    np.testing.assert_array_equal(states["z"], np.tile([0, 0, 1, 1], (16, 1)))
+    np.testing.assert_array_equal(states["means"], np.tile([-3, 3], (16, 1)))
+    np.testing.assert_array_equal(states["tau"], 1)
+    assert states["means"].dtype == np.float32
+    run(block, GROUPS, method="vectorized")
+
+
+def test_chains_start_as_widely_as_those_of_nuts() -> None:
+    """Uniform over (-2, 2) unconstrained, whatever the prior; discrete sites given these."""
+    keys = jax.random.split(jax.random.key(1), 400)
+
+    def model() -> None:
+        tau = numpyro.sample("tau", dist.Gamma(1e-3, 1e-3))
+        mu = numpyro.sample("mu", dist.Normal(0, 1000.0))
+        numpyro.sample("z", dist.Bernoulli(jnp.where(mu > 0, 1.0, 0.0)))
+        numpyro.sample("y", dist.Normal(0.0, tau**-0.5), obs=1.0)
+
+    siblings = {"mu": jnp.where(jnp.arange(400) % 2, 1.0, -1.0)}
+    block = GibbsBlock.from_model(
+        model, ["tau", "z"], init_strategy=init_to_value(values={})
+    )
+
+    def start(key: Any, siblings: Any) -> Any:
+        return block.init(key, 0, None, (), {"_gibbs_sites": siblings}).z
+
+    z = jax.vmap(start)(keys, siblings)
+    np.testing.assert_array_equal(z["z"], siblings["mu"] > 0)
+    position = np.log(np.asarray(z["tau"]))
+    assert abs(position).max() <= 2
+    assert abs(position.mean()) < 4 * np.sqrt(4 / 3 / 400)
+    assert abs(position.var() - 4 / 3) < 4 * np.sqrt(64 / 45 / 400)
+
+
+@pytest.mark.nightly
+def test_strategies_of_numpyro_and_custom_ones_are_used() -> None:
+    def custom(site: Any = None) -> Any:
+        if site["type"] == "sample" and site["name"] == "a":
+            return jnp.array(0)
+        return init_to_median(site)
+
+    block = GibbsBlock.from_model(either, ["a", "b"], init_strategy=custom)
+    states = block.init(KEYS, 0, None, (), {}).z
+    # b is drawn given a
+    assert not states["a"].any() and states["b"].all()
+    block = GibbsBlock.from_model(
+        vague, ["tau", "mu"], GROUPS, init_strategy=init_to_median
+    )
+    # the median of 15 draws underflows
+    with pytest.raises(StateError, match="not finite at site 'tau'"):
+        block.init(KEYS[0], 0, None, (GROUPS,), {})
+    tau = {"tau": np.ones(16)}
+    assert block.init(KEYS, 0, tau, (GROUPS,), {}).z["mu"].std() > 100
+    copy = pickle.loads(pickle.dumps(GibbsBlock.from_model(either, ["a", "b"])))
+    assert copy.init_strategy is None
+
+
+def test_given_values_are_held_in_the_search() -> None:
+    strategy = init_to_value(values={"a": 0})
+    named = GibbsBlock.from_model(either, ["a", "b"], init_strategy=strategy)
+    states = named.init(KEYS, 0, None, (), {}).z
+    assert not states["a"].any() and states["b"].all()
+
+    def three_of_two_sites() -> None:
+        a = numpyro.sample("a", dist.Bernoulli(0.5).expand([3]).to_event(1))
+        b = numpyro.sample("b", dist.Bernoulli(0.5).expand([3]).to_event(1))
+        numpyro.factor("three", jnp.where(a.sum() + b.sum() == 3, 0.0, -jnp.inf))
+
+    block = GibbsBlock.from_model(three_of_two_sites, ["a", "b"], sequential=True)
+    a = np.tile([1, 0, 1], (16, 1))
+    states = block.init(KEYS, 0, {"a": a}, (), {}).z
+    np.testing.assert_array_equal(states["a"], a)
+    np.testing.assert_array_equal(states["b"].sum(1), 1)
+
+
+def test_impossible_values_of_a_strategy_are_named() -> None:
+    def start(model: Any, **values: Any) -> None:
+        strategy = init_to_value(values=values)
+        block = GibbsBlock.from_model(model, ["a", "b"], init_strategy=strategy)
+        block.init(KEYS[0], 0, None, (), {})
+
+    with pytest.raises(StateError, match=r"\['a', 'b'\] must start .* at site 'one'"):
+        start(either, a=0, b=0)
+    with pytest.raises(StateError, match="site 'a' must be in .* got .2"):
+        start(either, a=2)
+    with pytest.raises(StateError, match="unknown site of init_strategy 'c'"):
+        start(either, c=0)
+    with pytest.raises(StateError, match=r"init_strategy: site 'a' must be of shape"):
+        start(either, a=np.zeros(2, int))
+    block = GibbsBlock.from_model(either, ["a", "b"])
+    with pytest.raises(StateError, match="unknown site of init_strategy 'c'"):
+        CoupledComposite([block], init_strategy=init_to_value(values={"c": 0}))
+
+
+def test_draws_of_vague_priors_at_the_edge_are_replaced_in_gibbs() -> None:
+    y = np.zeros(20, np.float32)
+    block = GibbsBlock.from_model(vague, ["tau", "mu"], y)
+    kwargs = {"_gibbs_sites": {}}
+    for edge in (0.0, np.inf):
+        values = {"tau": edge, "mu": 0.0}
+        state = block.init(KEYS[0], 0, values, (y,), kwargs).z
+        assert np.isfinite(state["tau"]) and state["tau"] > 0
+        with pytest.raises(StateError, match="site 'tau' must be in"):
+            block.init(KEYS[0], 0, values, (y,), {})
+    with pytest.raises(StateError, match="site 'tau' must be in"):
+        block.init(KEYS[0], 0, {"tau": -1.0, "mu": 0.0}, (y,), kwargs)
 
 
 def test_init_params_are_completed_and_named() -> None:
