@@ -12,8 +12,6 @@ has the expectation E[fg] - E[f] E[g], since different pairs are independent. A 
 factor is the mean of the other pairs, :func:`mean_of_others`.
 """
 
-import math
-
 from jaxtyping import Float
 import numpy as np
 
@@ -26,20 +24,3 @@ PerPair = Float[Array, "pairs *means"] | Float[np.ndarray, "pairs *means"]
 def mean_of_others(h: PerPair) -> PerPair:
     """Return for each of at least two pairs the mean over all other pairs."""
     return (h.sum(0) - h) / (len(h) - 1)
-
-
-def covariance(products: PerPair, f: PerPair, g: PerPair) -> tuple[PerPair, PerPair]:
-    """Return unbiased covariances of f and g, and their standard errors.
-
-    In float32 the covariance loses digits where means are large beside it; pass float64
-    arrays of NumPy, or subtract constants from f and g.
-
-    :param products: estimates of E[fg] by at least two pairs.
-    :param f: estimates of E[f] by the same pairs, of a shape that broadcasts against
-        ``products``, such as ``(pairs, p, 1)``.
-    :param g: estimates of E[g], likewise, such as ``(pairs, 1, q)``.
-    """
-    value = (products - f * mean_of_others(g)).mean(0)
-    # by the linear part of the estimate
-    terms = products - f * g.mean(0) - f.mean(0) * g
-    return value, terms.std(0, ddof=1) / math.sqrt(len(terms))

@@ -97,9 +97,9 @@ class _Pairs(NamedTuple):
         fixed = Clamped(clamped, batch=(count,))
         target = Target(self.graph, inputs.params, fixed, inputs.pool)
         start_key, run_key = random.fold_in(key, jnp.arange(2))
-        keys = random.fold_in(start_key, jnp.arange(2 * count))
-        x = Fresh(keys[:count], {}, "uniform")
-        y = Fresh(keys[count:], {}, "uniform")
+        keys = random.fold_in(start_key, jnp.arange(count))
+        x = Fresh(keys, {}, "uniform")
+        y = Fresh(random.fold_in(keys, 1), {}, "uniform")
         # part of the caller's program, since accumulators close over traced values
         return run_pairs.fn(target, self.moves, sums, None, x, y, run_key, window)
 

@@ -20,7 +20,7 @@ from ebmpp import Bernoulli, Bias, Bilinear, Categorical, FactorGraph, Gaussian
 from ebmpp.errors import ArgumentError
 from helpers import assert_law, assert_rows_law, nightly, random_params
 
-REPEATS = 300
+REPEATS = 500
 WEIGHT = jnp.linspace(-1.0, 1.0, 4)
 
 
@@ -34,7 +34,7 @@ def mean(params: Any, weight: Any, index: Any, key: Any, **options: Any) -> Any:
             "both": jnp.outer(x["v"], x["h"]),
         }
 
-    options = {"num_pairs": 20, "rng_key": key, **options}
+    options = {"num_pairs": 3, "rng_key": key, **options}
     return ebmpp.expectation(zoo.graph("rbm"), params, observe, **options)
 
 
