@@ -246,6 +246,7 @@ class CoupledComposite(MCMCKernel):
         fixed = dict(kinds or {})
         for site, kind in fixed.items():
             checks.choice(f"{who}: kinds[{site!r}]", kind, KINDS)
+        strategy = init_strategy or init_to_uniform()
         by_site = kinds_of_sites(model, call, fixed)
         drawn = [site for site, kind in by_site.items() if kind == "gibbs"]
         moved = [site for site, kind in by_site.items() if kind == "hmc"]
@@ -260,14 +261,14 @@ class CoupledComposite(MCMCKernel):
                 drawn,
                 *call.inputs,
                 sequential=True,
-                init_strategy=init_strategy or init_to_uniform(),
+                init_strategy=strategy,
             )
         starts, tuning = run_pilot(
             model,
             call,
             block,
             moved,
-            init_strategy=init_strategy or init_to_uniform(),
+            init_strategy=strategy,
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
             num_warmup=checks.count(f"{who}: num_warmup", num_warmup),
             num_samples=checks.count(f"{who}: num_samples", num_samples, 2),

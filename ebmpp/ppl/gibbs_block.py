@@ -193,9 +193,8 @@ class GibbsBlock(block.Block):
         :raises ArgumentError: for an option out of range, "forest" without discrete
             sites, and ``collapse`` beside options that exclude it.
         :raises StateError: for sites that the model does not have, subsampled plates,
-            enumerated sites outside of the block, values of ``init_strategy`` that
-            are of another shape, and sites of ``collapse`` that are not among the
-            continuous ones.
+            enumerated sites outside of the block, unknown sites in ``init_strategy``,
+            and sites of ``collapse`` that are not among the continuous ones.
         :raises IntractableError: for sites that cannot be drawn; where hardly two units
             can be drawn at once, unless ``sequential``; for sites that the params of an
             energy without log Z depend on, whose posterior is doubly intractable; and

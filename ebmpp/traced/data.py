@@ -23,6 +23,13 @@ from ebmpp.distribution.tractability import base_of, with_base
 from ebmpp.traced.rows import all_in_row, is_staged
 
 _ROUNDING = 1e-6  # of values at the edge of their support
+#: Values in common supports.
+_PROTOTYPES = (
+    (constraints.boolean, 0),
+    (constraints.real, 0.5),
+    (constraints.positive, 0.5),
+    (constraints.unit_interval, 0.5),
+)
 #: What NumPyro records of a site, and a trace of these by name.
 Message = dict[str, Any]
 Trace = OrderedDict[str, Message]
@@ -82,21 +89,14 @@ class Prototype(Messenger):
 
 
 def _prototype_value(site: Message) -> ArrayLike:
-    fn = site["fn"]
-    support = element_of(fn.support)
-    shape = fn.shape(site["kwargs"]["sample_shape"])
-    if support in (constraints.real, constraints.positive, constraints.unit_interval):
-        return jnp.asarray(np.full(shape, 0.5), float)
+    support = element_of(site["fn"].support)
+    shape = site["fn"].shape(site["kwargs"]["sample_shape"])
     if support == constraints.simplex:
-        return jnp.asarray(np.full(shape, 1 / shape[-1]), float)
-    low = getattr(support, "lower_bound", 0)
-    is_whole = support == constraints.boolean or isinstance(
-        support, constraints.integer_interval
-    )
-    if not is_whole or not isinstance(low, int):
-        return init_to_sample(site)
-    dtype = jax.eval_shape(fn.sample, jax.random.key(0)).dtype
-    return jnp.asarray(np.full(shape, low, dtype))
+        return jnp.asarray(np.full(shape, 1 / shape[-1]))
+    for constraint, value in _PROTOTYPES:
+        if support == constraint:
+            return jnp.asarray(np.full(shape, value))
+    return init_to_sample(site)
 
 
 def with_deterministic(model: Callable, call: Any, values: SiteArrays) -> SiteArrays:

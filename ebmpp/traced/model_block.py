@@ -241,7 +241,7 @@ class ModelKernel(block.Block):
             )
 
     def draw_initial(self, keys: Array) -> SiteArrays:
-        return self.start.draw_energies(keys)
+        return self.start.draw_finite(keys)
 
     def is_possible(self, values: SiteValues, call: Call) -> Array:
         """Return True for values in their supports, of a finite log density."""
@@ -567,7 +567,7 @@ class ModelKernel(block.Block):
                 return self.init(key, num_warmup, values, model_args, model_kwargs)
 
             return jax.vmap(first)(rng_key, init_params)
-        values = block.initial_values(rng_key, init_params or {})
+        values = dict(init_params or {})
         checks.names("site of init_params", values, self.sites, StateError)
         call = Call.split(model_args, model_kwargs)
         is_free = GIBBS_SITES_KWARG in (model_kwargs or {})

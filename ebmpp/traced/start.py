@@ -35,7 +35,6 @@ from ebmpp.core import (
     random,
     select,
 )
-from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call, SiteValues
 from ebmpp.traced.data import values_in
@@ -71,11 +70,6 @@ class BlockStart:
         checks.names("site of init_strategy", named, info.latent, StateError)
         #: values that the strategy names, of any sites of the model
         self.named = {site: self._cast(site, v) for site, v in named.items()}
-        for site, value in self.named.items():
-            shape = info.latent[site].shape
-            if np.shape(value) != shape:
-                name = f"init_strategy: site {site!r}"
-                raise checks.state_error(name, f"of shape {shape}", value)
         # of programs that run once; XLA's older emitters compile them in .65 of the
         # time
         self._begin = _over_rows(self._first)
@@ -94,9 +88,8 @@ class BlockStart:
             data, nan in the data, and conditionals that are nan.
         """
         self.info.check_data(call)
-        missing = [site for site in self.info.sites if site not in values]
-        prototypes = select(self.info.latent, missing)
-        context = self.info.context({**values, **prototypes}, call)
+        prototypes = select(self.info.latent, self.info.sites)
+        context = self.info.context({**prototypes, **values}, call)
         values = {site: self._cast(site, v) for site, v in values.items()}
         if is_staged():
             return self._check_staged((values, context), keys)
@@ -165,14 +158,13 @@ class BlockStart:
             self._refuse_impossible(values, _merged(mapped, fixed))
         return dict(values)
 
-    def _at_edge(self, site: str, values: SiteValues) -> Array | bool:
+    def _at_edge(self, site: str, values: SiteValues) -> Any:
         """Return True for rows at the edge of their support, to which vague priors round."""
         if self.info.kind(site) not in ("positive", "unit_interval"):
             return False
         value = np.asarray(values[site])
-        is_inside = self.info.support(site)(value)
-        is_edge = jnp.asarray(is_inside | np.isin(value, (0, 1, np.inf)))
-        return all_in_row(is_edge, 1)
+        is_edge = np.isin(value, (0, 1, np.inf)) | self.info.support(site)(value)
+        return is_edge.reshape(len(is_edge), -1).all(1)
 
     def _check_staged(self, inputs: Inputs, keys: Array) -> SiteArrays:
         """Return the values; the compiled program raises the error, without a search."""
@@ -253,14 +245,6 @@ class BlockStart:
             drawn[site] = jnp.take_along_axis(jnp.asarray(tables), picked[None], 0)[0]
         return drawn
 
-    def draw_energies(self, keys: Array) -> SiteArrays:
-        """Draw the sites whose prior is an energy, uniformly from the values of each unit."""
-        drawn = self.draw_finite(keys)
-        return {site: v for site, v in drawn.items() if self._is_energy(site)}
-
-    def _is_energy(self, site: str) -> bool:
-        return isinstance(self.info.distributions.get(site), EnergyDistribution)
-
     def draw(
         self,
         values: SiteValues,
@@ -278,18 +262,16 @@ class BlockStart:
         """
         values = {**self.named, **values}
         held = [site for site in self.posterior.values if site in values]
-        fixed = values
-        if not set(held).issuperset(self.posterior.values):
-            fixed = {**self.draw_finite(keys), **values}
+        fixed = {**self.draw_finite(keys), **values}
         missing = [site for site in self.info.latent if site not in values]
         strategy = strategy or self.strategy
-        if not strategy and set(fixed).issuperset(self.info.latent):
-            return dict(fixed), held
-        strategy = strategy or init_to_uniform()
+        if not strategy and set(fixed).issuperset(missing):
+            return fixed, held
+        strategy = strategy or init_to_uniform
 
         def value_of(site):
             name = site["name"]
-            if name not in missing or self._is_energy(name):
+            if name not in missing:
                 return None
             value = strategy(site)
             if value is not None and name in self.posterior.values:
