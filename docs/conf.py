@@ -28,6 +28,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "formulas",
+    "forms",
     "names",
     "sample_report",
     "signatures",

@@ -103,6 +103,19 @@ def test_constants_of_masks_and_of_uniform_priors() -> None:
         block.log_likelihood(values, uniform=["p"])
 
 
+def test_missing_covariates_count_in_their_rows_alone() -> None:
+    def model(x, seen, y):
+        with numpyro.plate("rows", 4):
+            x = numpyro.sample("x", dist.Bernoulli(0.3), obs=x, obs_mask=seen)
+            numpyro.sample("y", dist.Bernoulli(jnp.array([0.2, 0.7])[x]), obs=y)
+
+    x, y = np.array([[0, 1, 1, 0], [0, 1, 1, 0]])
+    seen = np.array([True, False, True, True])
+    block = GibbsBlock.from_model(model, ["x_unobserved"], x, seen, y)
+    rows = [0.7 * 0.8, 0.7 * 0.2 + 0.3 * 0.7, 0.3 * 0.7, 0.7 * 0.8]
+    np.testing.assert_allclose(block.log_likelihood({}), np.log(rows).sum(), rtol=1e-5)
+
+
 def test_posterior_mode_is_of_the_natural_scale() -> None:
     def model(y):
         p = numpyro.sample("p", dist.Beta(3, 5))
