@@ -19,18 +19,19 @@ density is traced as another density of z.
 2. George, McCulloch (1997), *Approaches for Bayesian variable selection*.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 import math
 from typing import NamedTuple, cast
 
+from jaxtyping import PyTree
 import numpy as np
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, at_index, checks, expand
+from ebmpp.core import Numbers, SiteArrays, at_index, checks, expand
 from ebmpp.dependence.program import SlotValues
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.traced.block import SiteValues
@@ -74,28 +75,37 @@ class CollapsedDensity(ModelDensity):
         return total + density(at)
 
 
-class _Sum(NamedTuple):
-    """A sum and its rounding error, so that what is subtracted leaves no trace."""
-
-    total: Array
-    error: Array
-
-    def add(self, x: Array) -> "_Sum":
-        total = self.total + x
-        added = total - self.total
-        error = (self.total - (total - added)) + (x - added)
-        return _Sum(total, self.error + error)
-
-
 class _Chain(NamedTuple):
     """What does not change while the units of a chain are drawn."""
 
     weights: Array
     """Log weights of the units' values, ``(units, values)``, at the points."""
-    rows: list[Array]
-    """What these add to each coefficient, ``(units, values, ...)``."""
+    rows: PyTree
+    """What these add to the coefficients of each site, ``(units, values, ...)``."""
     points: list[Array]
     """The values of the collapsed sites at which the log density is expanded."""
+
+
+class _State(NamedTuple):
+    """The state of a chain between two units."""
+
+    numbers: Array
+    """Of the units' values."""
+    sums: PyTree
+    """The coefficients of each site."""
+    errors: PyTree
+    """What rounding left out of them, so that a row that is subtracted leaves no trace."""
+
+    def add(self, rows: PyTree) -> "_State":
+        """Return the state with rows added to the coefficients."""
+        sums = jax.tree.map(jnp.add, self.sums, rows)
+
+        def error(before, after, row, rest):
+            added = after - before
+            return rest + (before - (after - added)) + (row - added)
+
+        errors = jax.tree.map(error, self.sums, sums, rows, self.errors)
+        return self._replace(sums=sums, errors=errors)
 
 
 class CollapsedUnits(Conditionals):
@@ -119,88 +129,81 @@ class CollapsedUnits(Conditionals):
         carry: Array,
         backward: bool = False,
     ) -> Visited:
-        fixed, sums = zip(*(self._start(*chain) for chain in chains))
-        numbers = [self.numbers(sites) for sites, _ in chains]
+        fixed, states = zip(*(self._start(*chain) for chain in chains))
 
         def visit_unit(i, loop):
-            numbers, sums, carry = loop
+            states, carry = loop
             unit = self.size - 1 - i if backward else i
-            rows = [at_index(chain.rows, unit) for chain in fixed]
-            rest = [
-                [total.add(-row[k[unit]]) for total, row in zip(*chain)]
-                for chain, k in zip(zip(sums, rows), numbers)
-            ]
-            logits = [
-                self._log_weights(*chain, unit) for chain in zip(fixed, rest, rows)
-            ]
+            visits = [self._visit_unit(*chain, unit) for chain in zip(fixed, states)]
+            logits, takes = zip(*visits)
             choices, carry = fn(unit, unit[None], logits, carry)
-            new = []
-            for k, (drawn, accepted) in zip(numbers, choices):
-                new.append(k.at[unit].set(jnp.where(accepted[0], drawn[0], k[unit])))
-            sums = [
-                [total.add(row[k[unit]]) for total, row in zip(*chain)]
-                for chain, k in zip(zip(rest, rows), new)
-            ]
-            return new, sums, carry
+            states = [take(*choice) for take, choice in zip(takes, choices)]
+            return tuple(states), carry
 
-        loop = numbers, list(sums), carry
-        numbers, _, carry = lax.fori_loop(0, self.size, visit_unit, loop)
+        states, carry = lax.fori_loop(0, self.size, visit_unit, (states, carry))
         units = np.arange(self.size)
         accepted = jnp.ones(self.size, bool)
         sites = [
-            self.put(sites, units, k, accepted)
-            for (sites, _), k in zip(chains, numbers)
+            self.put(sites, units, state.numbers, accepted)
+            for (sites, _), state in zip(chains, states)
         ]
         return sites, carry
 
-    def _start(
-        self, sites: SiteValues, inputs: SlotValues
-    ) -> tuple[_Chain, list[_Sum]]:
+    def _start(self, sites: SiteValues, inputs: SlotValues) -> tuple[_Chain, _State]:
         siblings = self.posterior.program.siblings
         present = self.posterior.inputs_at(sites, inputs)
         (layer,) = self.given.layers
         values = {name: inputs[slot] for name, slot in siblings.items()}
         points = [site.join(values) for site in self.collapsed]
 
-        def expansion(fn):
+        def coefficients(fn):
             """Return the coefficients of a function of the program's inputs."""
-            coefficients = []
-            for site, at in zip(self.collapsed, points):
 
-                def of_site(x, site=site):
-                    moved = {siblings[name]: v for name, v in site.split(x).items()}
-                    return fn({**present, **moved})
+            def of_site(site, x):
+                moved = {siblings[name]: v for name, v in site.split(x).items()}
+                return fn({**present, **moved})
 
-                coefficients.append(site.statistics(of_site, at, jax.jacfwd))
-            return coefficients
+            return [
+                site.statistics(partial(of_site, site), at, jax.jacfwd)
+                for site, at in zip(self.collapsed, points)
+            ]
+
+        def add_unit(state, unit):
+            row, number = unit
+            return state.add(at_index(row, number)), None
 
         log_weights = partial(self.given.log_weights, layer, sites)
         weights = log_weights(present)
         is_possible = jnp.isfinite(weights)
-        rows = [
-            jnp.where(expand(is_possible, a), a, 0)
-            for a in jax.tree.leaves(expansion(log_weights))
-        ]
+        rows = jax.tree.map(
+            lambda a: jnp.where(expand(is_possible, a), a, 0), coefficients(log_weights)
+        )
+        rest = coefficients(lambda inputs: self.given.terms.expand(inputs)[0])
+        numbers = self.numbers(sites)
+        state = _State(numbers, rest, jax.tree.map(jnp.zeros_like, rest))
+        state, _ = lax.scan(add_unit, state, (rows, numbers))
+        return _Chain(weights, rows, points), state
 
-        def add_unit(sums, unit):
-            rows, k = unit
-            return [total.add(row[k]) for total, row in zip(sums, rows)], None
-
-        rest = expansion(lambda at: self.given.terms.expand(at)[0])
-        sums = [_Sum(a, jnp.zeros_like(a)) for a in jax.tree.leaves(rest)]
-        sums, _ = lax.scan(add_unit, sums, (rows, self.numbers(sites)))
-        return _Chain(weights, rows, points), sums
-
-    def _log_weights(
-        self, chain: _Chain, rest: list[_Sum], rows: list[Array], unit: Array
-    ) -> Array:
-        """Return a unit's log weights with the sites integrated out, ``(1, values)``."""
+    def _visit_unit(
+        self, chain: _Chain, state: _State, unit: Array
+    ) -> tuple[Array, Callable[[Array, Numbers], _State]]:
+        """Return a unit's log weights, and a function of its choice to the new state."""
+        rows = at_index(chain.rows, unit)
+        now = state.numbers[unit]
+        rest = state.add(jax.tree.map(lambda a: -a[now], rows))
+        statistics = jax.tree.map(
+            lambda a, error, row: a + error + row, rest.sums, rest.errors, rows
+        )
         weights = chain.weights[unit]
-        sums = iter([a.total + a.error + row for a, row in zip(rest, rows)])
-        for site, at in zip(self.collapsed, chain.points):
-            statistics = [next(sums) for _ in range(site.num_statistics)]
-            weights += jax.vmap(partial(site.log_integral, at=at))(statistics)
-        return weights[None]
+        for site, at, values in zip(self.collapsed, chain.points, statistics):
+            weights += jax.vmap(partial(site.log_integral, at=at))(values)
+
+        def take(numbers, accepted):
+            number = jnp.where(accepted[0], numbers[0], now)
+            taken = rest._replace(numbers=state.numbers.at[unit].set(number))
+            return taken.add(at_index(rows, number))
+
+        return weights[None], take
 
 
 class CollapsedSweep(BlockSweep):

@@ -107,18 +107,13 @@ class ContinuousSite:
                 f"units that interact must be at most {_MOST_JOINT}, got {self.most}",
             )
 
-    @property
-    def num_statistics(self) -> int:
-        """Number of arrays of :meth:`statistics`."""
-        return 1
-
     def point(self, inputs: Inputs) -> Array:
         """Return a value near the conditional's mean, at which the log density is expanded."""
         raise NotImplementedError
 
     def statistics(
         self, fn: Density, at: Array, differentiate: Derivative = jax.grad
-    ) -> list[Array]:
+    ) -> Any:
         """Return the coefficients of a part of the log density, in which they are linear.
 
         :param fn: from the site to one number, or to an array by ``jax.jacfwd``.
@@ -126,7 +121,7 @@ class ContinuousSite:
         """
         raise NotImplementedError
 
-    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
+    def log_integral(self, statistics: Any, at: Array) -> Array:
         """Return the log of the integral of exp(fn) over the site, less ``fn(at)``."""
         raise NotImplementedError
 
@@ -275,16 +270,12 @@ class GaussianSite(ContinuousSite):
         at_point = self._slope(at_point.ravel())
         return Derivatives(self.join(inputs[0]), point, at_point, curvature)
 
-    @property
-    def num_statistics(self) -> int:
-        return 2
-
     def point(self, inputs: Inputs) -> Array:
         return self._by_unit(self.derivatives(inputs).mean).reshape(self.shape)
 
     def statistics(
         self, fn: Density, at: Array, differentiate: Derivative = jax.grad
-    ) -> list[Array]:
+    ) -> tuple[Array, Array]:
         """Return the slope at a value, ``(..., units)``, and second derivatives.
 
         These, ``(..., most, units)``, are in the units at each place of their groups.
@@ -303,9 +294,9 @@ class GaussianSite(ContinuousSite):
             columns = jax.vmap(column, out_axes=-2)(every)
         else:
             columns = lax.map(column, every, batch_size=_MOST_COLUMNS)
-        return [slope(at.ravel()), columns]
+        return slope(at.ravel()), columns
 
-    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
+    def log_integral(self, statistics: tuple[Array, Array], at: Array) -> Array:
         slope, columns = statistics
         slope = self._slope(slope)
         curvature = self._curvature(columns)
@@ -412,27 +403,26 @@ class GammaSite(ContinuousSite):
     def derivatives(self, inputs: Inputs) -> Coefficients:
         density = self.density(inputs)
 
-        def measure(middle, width):
-            counts = self._measure(density, middle, width, jax.grad)
+        def measure(x, width):
+            counts = self.statistics(density, x, width=width)
             return self._middle(counts), counts
 
         start = jnp.ones(self.shape, self.dtype)
         _, counts = lax.scan(measure, start, jnp.asarray(_WIDTHS, self.dtype))
         return Coefficients(self.join(inputs[0]), counts[-1])
 
-    def _measure(
+    def statistics(
         self,
         fn: Density,
-        middle: Array,
-        width: float | Array,
-        differentiate: Derivative,
+        at: Array,
+        differentiate: Derivative = jax.grad,
+        width: float | Array = _WIDTHS[1],
     ) -> Array:
-        """Return a and b, taken at both ends of an interval around a value of u."""
-
         def slope(u):
             x = u**self.sign
             return self.sign * x * differentiate(fn)(x)
 
+        middle = at**self.sign
         low = middle / width
         high = middle * width
         at_low, at_high = jax.vmap(slope)(jnp.stack([low, high]))
@@ -440,26 +430,21 @@ class GammaSite(ContinuousSite):
         return jnp.stack([at_low + low * rate, rate], -1)
 
     def _middle(self, counts: Array) -> Array:
-        """Return the value of u at which both terms are of one size."""
+        """Return the value at which both terms are of one size."""
         count, rate = jnp.moveaxis(counts, -1, 0)
         middle = (abs(count) + 1) / abs(rate)
-        return jnp.where(jnp.isnan(middle), 1, jnp.clip(middle, *_SCALES))
+        middle = jnp.where(jnp.isnan(middle), 1, jnp.clip(middle, *_SCALES))
+        return middle**self.sign
 
     def point(self, inputs: Inputs) -> Array:
-        return self._middle(self.derivatives(inputs).counts) ** self.sign
+        return self._middle(self.derivatives(inputs).counts)
 
-    def statistics(
-        self, fn: Density, at: Array, differentiate: Derivative = jax.grad
-    ) -> list[Array]:
-        return [self._measure(fn, at**self.sign, _WIDTHS[1], differentiate)]
-
-    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
-        (counts,) = statistics
-        concentration, rate = self._params(counts)
+    def log_integral(self, statistics: Array, at: Array) -> Array:
+        concentration, rate = self._params(statistics)
         is_valid = (concentration > 0) & (rate > 0)
         u = at**self.sign
         log_integral = gammaln(concentration) - concentration * jnp.log(rate)
-        log_integral += rate * u - counts[..., 0] * jnp.log(u)
+        log_integral += rate * u - statistics[..., 0] * jnp.log(u)
         return jnp.where(is_valid, log_integral, jnp.nan).sum()
 
     @property
@@ -490,7 +475,7 @@ class Probabilities(ContinuousSite):
 
     def derivatives(self, inputs: Inputs) -> Coefficients:
         middle = jnp.zeros(self.shape)
-        (counts,) = self.statistics(self.density(inputs), middle)
+        counts = self.statistics(self.density(inputs), middle)
         return Coefficients(self.join(inputs[0]), counts)
 
     def point(self, inputs: Inputs) -> Array:
@@ -500,7 +485,7 @@ class Probabilities(ContinuousSite):
 
     def statistics(
         self, fn: Density, at: Array, differentiate: Derivative = jax.grad
-    ) -> list[Array]:
+    ) -> Array:
         def slope(x):
             return differentiate(lambda x: _SCALE * fn(x))(x) / _SCALE
 
@@ -509,20 +494,19 @@ class Probabilities(ContinuousSite):
 
         if self.family == "Dirichlet":
             middle = 1 / self.shape[-1]
-            return [middle * slope(fill(middle))]
+            return middle * slope(fill(middle))
         ends = jnp.stack([fill(_EDGE), fill(1 - _EDGE)])
         low, high = _EDGE * jax.vmap(slope)(ends)
         ratio = _EDGE / (1 - _EDGE)  # low is a - b ratio, and high is a ratio - b
         ones = low - ratio * high
         zeros = ratio * low - high
-        return [jnp.stack([ones, zeros], -1) / (1 - ratio**2)]
+        return jnp.stack([ones, zeros], -1) / (1 - ratio**2)
 
-    def log_integral(self, statistics: Sequence[Array], at: Array) -> Array:
-        (counts,) = statistics
-        concentration = counts + 1
+    def log_integral(self, statistics: Array, at: Array) -> Array:
+        concentration = statistics + 1
         is_valid = (concentration > 0).all(-1)
         at = jnp.stack([at, 1 - at], -1) if self.family == "Beta" else at
-        log_integral = (gammaln(concentration) - counts * jnp.log(at)).sum(-1)
+        log_integral = (gammaln(concentration) - statistics * jnp.log(at)).sum(-1)
         log_integral -= gammaln(concentration.sum(-1))
         return jnp.where(is_valid, log_integral, jnp.nan).sum()
 
