@@ -185,7 +185,7 @@ class GibbsBlock(block.Block):
         :param collapse: continuous sites that are integrated out while discrete ones
             are drawn: their names, or True for all that can be, in the order of
             Gaussian and other sites. "auto" does so where the discrete units would be
-            drawn nearly one by one without it, as indicators of regressors and single
+            drawn nearly sequentially without it, as indicators of regressors and single
             change points are, and the block has at most 64 continuous units; not
             beside ``tempering`` or "forest". False for none.
         :param model_kwargs: the model's keyword arguments; none may be named like one

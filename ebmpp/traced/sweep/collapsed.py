@@ -76,7 +76,7 @@ class CollapsedDensity(ModelDensity):
 
 
 class _Chain(NamedTuple):
-    """What does not change while the units of a chain are drawn."""
+    """The part of a chain that is fixed while its units are drawn."""
 
     weights: Array
     """Log weights of the units' values, ``(units, values)``, at the points."""
@@ -200,8 +200,8 @@ class CollapsedUnits(Conditionals):
 
         def take(numbers, accepted):
             number = jnp.where(accepted[0], numbers[0], now)
-            taken = rest._replace(numbers=state.numbers.at[unit].set(number))
-            return taken.add(at_index(rows, number))
+            moved = rest._replace(numbers=state.numbers.at[unit].set(number))
+            return moved.add(at_index(rows, number))
 
         return weights[None], take
 
@@ -281,14 +281,14 @@ def collapsed_sweep(
 
 
 def _pays(sweep: BlockSweep) -> bool:
-    """Return True if units would be drawn nearly one by one without collapsing, and it is cheap."""
+    """Return True if nearly all units interact without collapsing, and it is cheap."""
     units = cast(Conditionals, sweep.conditionals).units
     sizes = [math.prod(site.shape) for site in sweep.continuous]
     return 2 * units.num_layers > units.size and sum(sizes) <= _MOST_COLLAPSED
 
 
 def _conjugate_sets(sweep: BlockSweep, names: Sequence[str]) -> list[ContinuousSite]:
-    """Return the named sites, by those that are drawn jointly."""
+    """Return the named sites; each member is drawn jointly."""
     info = sweep.info
     sites = [site for site in sweep.continuous if site.name in names]
     sites.sort(key=lambda site: site.family != "Gaussian")

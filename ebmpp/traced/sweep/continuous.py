@@ -287,13 +287,13 @@ class GaussianSite(ContinuousSite):
             tangent = (places == place).astype(self.dtype)
             return jax.jvp(slope, (at.ravel(),), (tangent,))[1]
 
-        # without a loop, in which no units would be told apart
+        # not in a loop, which hides the units that its results depend on
         is_small = self.most <= _MOST_COLUMNS
-        every = np.arange(self.most)
+        numbers = np.arange(self.most)
         if is_small:
-            columns = jax.vmap(column, out_axes=-2)(every)
+            columns = jax.vmap(column, out_axes=-2)(numbers)
         else:
-            columns = lax.map(column, every, batch_size=_MOST_COLUMNS)
+            columns = lax.map(column, numbers, batch_size=_MOST_COLUMNS)
         return slope(at.ravel()), columns
 
     def log_integral(self, statistics: tuple[Array, Array], at: Array) -> Array:
