@@ -69,6 +69,17 @@ def fusion_barrier(fn: Callable[..., _Tree], *args: PyTree) -> _Tree:
     return call(*args)
 
 
+def materialize(fn: Callable[..., Array], *args: PyTree) -> Array:
+    """Return ``fn(*args)``, from a barrier where it pays.
+
+    Values of a part that are transposed and read by several fusions would otherwise be
+    computed in each, column by column: 50 pairs of 32x32 spins took 2.3 in place of 0.9
+    ms per sweep.
+    """
+    size = jax.eval_shape(fn, *args).size
+    return fusion_barrier(fn, *args) if barrier_pays(size) else fn(*args)
+
+
 def is_ready(tree: PyTree) -> bool:
     """Return True if the arrays of a tree are computed."""
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array))

@@ -444,8 +444,10 @@ class _Engine:
         for start, move in zip(self.offsets, self.moves):
             prepared = move.prepare(target, slots.z)
             step = partial(self._step, target, move, prepared, start, keys)
-            slots, tally = fold_parts(
-                move.num_parts(target.graph), step, (slots, tally)
+            slots, tally, _ = fold_parts(
+                move.num_parts(target.graph),
+                step,
+                (slots, tally, move.carry(prepared)),
             )
         return slots, tally
 
@@ -457,10 +459,10 @@ class _Engine:
         start: int,
         keys: Keys,
         part: PartIndex,
-        carry: tuple[Slots, _Count],
-    ) -> tuple[Slots, _Count]:
+        state: tuple[Slots, _Count, PyTree],
+    ) -> tuple[Slots, _Count, PyTree]:
         """Make one trial of a part of a move in the slots whose turn it is."""
-        slots, tally = carry
+        slots, tally, carried = state
         index = start + part
         at = slots.active & (slots.move == index)
         trial_keys = random.materialize(random.fold_in(keys, index, slots.trial))
@@ -468,7 +470,7 @@ class _Engine:
         trial = Trial(
             trial_keys, slots.trial == 0, same, part, slots.same, self.max_trials
         )
-        focused = move.focus(target, prepared, slots.z, part)
+        focused, advance = move.focus(target, prepared, carried, slots.z, part)
         attempt = move.attempt(target, focused, slots.z, trial)
         accept = jnp.stack([attempt.accept_x, attempt.accept_y])
         take = at[None] & ~slots.accepted & accept
@@ -499,7 +501,7 @@ class _Engine:
         tally = tally._replace(
             attempts=add(tally.attempts, at), broken=add(tally.broken, broken)
         )
-        return slots, tally
+        return slots, tally, advance(z)
 
     def _finish(self, slots: Slots, tally: _Count) -> tuple[Slots, _Count, _Record]:
         """Advance the time of finished sweeps, record them, and free the slots of done pairs."""

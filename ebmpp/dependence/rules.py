@@ -86,6 +86,7 @@ _SINGULAR = frozenset(
 )
 #: Primitives that are affine in either operand while the other is fixed.
 PRODUCTS = ("mul", "dot_general")
+_SUMS = ("dot_general", "conv_general_dilated", "reduce_sum")
 #: Primitives whose result is zero where their operands, or one factor, are.
 _ZERO_KEEPING = frozenset(
     """
@@ -94,7 +95,8 @@ _ZERO_KEEPING = frozenset(
     """.split()
 )
 _MOST_TAPS = 512
-# larger arrays are not searched for zeros, and their elements are not followed
+# larger arrays are not searched for zeros, and their elements are not followed, nor
+# are sums with more derivatives in units
 _MOST_ELEMENTS = 2**24
 
 
@@ -148,6 +150,27 @@ def _keeps_polynomials(program: Program, eqn: Equation) -> bool:
     if eqn.name == "scan":
         return is_polynomial(scan_body(eqn))
     return is_affine(program, eqn, depends)
+
+
+def linear_sums(program: Program) -> list[int]:
+    """Return slots with affine sums over units from which, and from units, the result follows."""
+    size = sum(map(program.size, program.sites.values()))
+    affine = set(program.sites.values())
+    sums = set[int]()
+    for eqn in program.equations:
+        depends = program.dependent(eqn)
+        slots = [eqn.inputs[i] for i in depends]
+        first = eqn.outputs[0]
+        # increments of narrower floats would lose digits
+        is_full = program.dtypes[first] == jnp.result_type(float)
+        is_inside = slots and affine.issuperset(slots)
+        if is_inside and is_full and is_affine(program, eqn, depends):
+            affine.update(eqn.outputs)
+            if eqn.name in _SUMS and program.size(first) * size <= _MOST_ELEMENTS:
+                sums.add(first)
+    after = program.needed([program.output], sums)
+    read = {program.output}.union(*(eqn.inputs for eqn in after))
+    return sorted(sums & read)
 
 
 def is_wide(dtype: np.dtype) -> bool:

@@ -8,7 +8,7 @@ one state and are batched by ``jax.vmap``: XLA turns a vmapped gradient of a bil
 energy into one matrix product, as fast as a hand-written one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 import math
 from types import MappingProxyType
@@ -359,13 +359,16 @@ def mean_layer(
 #
 # The terms of the other blocks do not change while the parts of a block are visited, so
 # they are computed once per visit (part_context). Terms between units of the block are
-# gathered for the units of one part where the factor provides a Local, and come from
+# gathered for the units of one part where the factor provides a Local, are evaluated
+# with values that pass from part to part where it has Terms, and come from
 # autodiff over the whole block otherwise.
 
 
 #: Values or statistics of one block, and with its units flattened and before the rows.
 BlockRows = Shaped[Array, "rows *shape_stats"]
 UnitRows = Shaped[Array, "size rows *stats"]
+#: From the units of a block after a draw of a part to what the part hands on.
+Advance = Callable[[Array], tuple]
 
 
 class PartContext(NamedTuple):
@@ -375,6 +378,8 @@ class PartContext(NamedTuple):
     """Natural parameters from the factors in which the block's units do not interact."""
     prepared: tuple
     """Prepared params of each factor in which they do."""
+    carried: tuple
+    """Values of these factors at the current state, or None; they pass from part to part."""
 
 
 def to_units(values: BlockRows, family: Family) -> UnitRows:
@@ -405,11 +410,21 @@ def part_context(
         return natural(graph, params, t, [block], split.outer_factors)[block]
 
     eta = jax.vmap(eta_at)(t) if t else eta_at({})[None]
-    prepared = tuple(
-        () if path is None else path.prepare(params[f.name])
-        for f, path in zip(split.inner_factors, split.fast_paths, strict=True)
-    )
-    return PartContext(to_units(eta, split.family), prepared)
+
+    def begin(factor, path):
+        """Return what is prepared for the parts, and what the first one is handed."""
+        weights = params[factor.name]
+        if not isinstance(path, Terms):
+            return path and path.prepare(weights), None
+        others = graph.statistics({b: x[b] for b in factor.blocks if b != block})
+        prepared = path.prepare(weights, others)
+        if not path.carries:
+            return prepared, None
+        t = split.family.statistics(to_units(x[block], split.family))
+        return prepared, path.evaluate(prepared, t, None)
+
+    begun = list(map(begin, split.inner_factors, split.fast_paths))
+    return PartContext(to_units(eta, split.family), *zip(*begun))
 
 
 def natural_part(
@@ -420,11 +435,14 @@ def natural_part(
     block: str,
     context: PartContext,
     part: Array | int,
-) -> Natural:
+) -> tuple[Natural, Advance]:
     """Return the natural parameters of one part given everything else, ``(rows, part units, ...)``.
 
     :param x: the other blocks, for which ``context`` was computed.
     :param units: current values of the block, ``(size, rows)``.
+    :param context: with what the part before handed on.
+    :return: the parameters, and what the part hands on as a function of the units after
+        its draw.
     """
     split = graph.splits[block]
 
@@ -432,12 +450,16 @@ def natural_part(
         return split.family.statistics(units[numbers])
 
     eta = split.take(context.eta, part)
-    for factor, path, prepared in zip(
-        split.inner_factors, split.fast_paths, context.prepared, strict=True
+    advances = []
+    for factor, path, prepared, carried in zip(
+        split.inner_factors, split.fast_paths, *context[1:], strict=True
     ):
         others = graph.statistics({b: x[b] for b in factor.blocks if b != block})
+        advance = None
         if isinstance(path, Terms):
-            field = path.field(prepared, others, statistics_at, part)
+            field, advance = path.field(
+                prepared, carried, split.family.statistics(units), part
+            )
         elif path is not None:
             field = path.field(prepared, statistics_at, part)
         else:
@@ -445,9 +467,11 @@ def natural_part(
             t = {**others, block: here}
             field = _field(graph, params, t, factor, split, part)
         eta = eta + field
+        advances.append(advance)
     eta = jnp.broadcast_to(eta, (eta.shape[0], units.shape[1], *eta.shape[2:]))
     eta = jnp.moveaxis(eta, 0, 1)
-    return mask_natural(split.part_family(part), split.mask(part), eta)
+    eta = mask_natural(split.part_family(part), split.mask(part), eta)
+    return eta, lambda units: tuple(step and step(units) for step in advances)
 
 
 def _field(

@@ -11,7 +11,7 @@ Both chains of a pair are stacked: a block is an array of shape ``(2, rows, *sha
 """
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import itertools
 from typing import Generic, NamedTuple, TypeVar
@@ -37,6 +37,7 @@ from ebmpp.core import (
     random,
     select,
 )
+from ebmpp.core.backend import materialize
 from ebmpp.errors import IntractableError, clash
 from ebmpp.families.family import Families
 from ebmpp.graph import FactorGraph, energy
@@ -58,6 +59,8 @@ from ebmpp.moves.target import Target
 Prepared = TypeVar("Prepared")
 #: New values of blocks, and how many proposals each row accepted.
 Drawn = tuple[Blocks, Counts | int]
+#: From the chains after a draw of a part to what the part hands on.
+Advance = Callable[[Chains], PyTree]
 #: Parts of each block on which the chains of a row agree, ``(rows, parts)``.
 Flags = Mapping[str, Bool[Array, "rows ..."]]
 
@@ -107,17 +110,27 @@ class Move(abc.ABC, Generic[Prepared]):
         return 1
 
     def prepare(self, target: Target, z: Chains) -> Prepared | None:
-        """Compute what all parts share; with several parts it must not depend on ``blocks``."""
+        """Compute what all parts share.
+
+        With several parts only what :meth:`carry` returns may depend on ``blocks``.
+        """
+
+    def carry(self, prepared: Prepared) -> PyTree:
+        """Return what is handed to the first part; nothing by default."""
 
     def focus(
         self,
         target: Target,
         prepared: Prepared,
+        carried: PyTree,
         z: Chains,
         part: PartIndex,
-    ) -> Prepared:
-        """Compute what all trials of a part share."""
-        return prepared
+    ) -> tuple[Prepared, Advance]:
+        """Compute what all trials of a part share, and what it hands to the next.
+
+        :return: the latter as a function of the chains after the trials.
+        """
+        return prepared, lambda z: None
 
     @abc.abstractmethod
     def attempt(
@@ -352,17 +365,21 @@ def _couple_move(
     prepared = move.prepare(target, chains.z)
     rows = len(keys)
 
-    def step(part, carry):
-        z, flags, broken, total = carry
-        focused = move.focus(target, prepared, z, part)
+    def step(part, state):
+        (z, flags, broken, total), carried = state
+        focused, advance = move.focus(target, prepared, carried, z, part)
         same = rows_agree(flags, move.reads(target.graph), rows)
         trial = Trial(keys, jnp.ones(rows, bool), same, part, flags, most)
         draw = couple_focused(target, focused, z, move, start + part, trial)
         z = z | stack_chains(draw.x, draw.y)
         flags = update_flags(target, move, flags, z, part, draw, draw.done)
-        return CoupledChains(z, flags, broken | draw.broken, total + draw.num_accepted)
+        chains = CoupledChains(
+            z, flags, broken | draw.broken, total + draw.num_accepted
+        )
+        return chains, advance(z)
 
-    return fold_parts(move.num_parts(target.graph), step, chains)
+    state = chains, move.carry(prepared)
+    return fold_parts(move.num_parts(target.graph), step, state)[0]
 
 
 def couple_focused(
@@ -440,38 +457,55 @@ class Layer(Move[PyTree]):
             return energy.part_context(graph, target.params, x, self.blocks[0])
         return target.natural(x, self.blocks)
 
+    def carry(self, prepared: PyTree) -> PyTree:
+        return getattr(prepared, "carried", None)
+
     def focus(
         self,
         target: Target,
         prepared: PyTree,
+        carried: PyTree,
         z: Chains,
         part: PartIndex,
-    ) -> Eta:
+    ) -> tuple[Eta, Advance]:
         """Return natural parameters of both chains, ``(2, rows, *shape, *stat_shape)``."""
         block = self.blocks[0]
         split = target.graph.splits.get(block)
         rows = z[block].shape[1]
         is_free = {b: ~k for b, k in target.keep.items() if b in self.blocks}
         etas = prepared
+        advance = None
         if split is not None:
             x = both_as_rows(z)
             units = energy.to_units(x[block], split.family)
+            context = prepared._replace(carried=carried)
 
             def natural_at(units):
-                return target.natural_part(x, units, block, prepared, part)
+                return target.natural_part(x, units, block, context, part)
 
-            etas = {block: gibbs.materialize(natural_at, units)}
+            if any(carried):
+                eta, advance = natural_at(units)
+            else:
+                eta = materialize(lambda units: natural_at(units)[0], units)
+            etas = {block: eta}
             is_free = {
                 b: split.take(energy.to_units(v, split.family), part).T
                 for b, v in is_free.items()
             }
         families = self.families(target.graph, part)
-        return {
+        focused = {
             b: energy.mask_natural(
                 families[b], is_free.get(b), eta.reshape(-1, rows, *eta.shape[1:])
             )
             for b, eta in etas.items()
         }
+
+        def hand_on(z):
+            if split and advance:
+                return advance(energy.to_units(both_as_rows(z)[block], split.family))
+            return carried
+
+        return focused, hand_on
 
     def attempt(
         self,
@@ -515,7 +549,7 @@ class Layer(Move[PyTree]):
         split = graph.splits.get(block)
         if split is None:
             return new
-        units_first = gibbs.materialize(jnp.transpose, new[block])
+        units_first = materialize(jnp.transpose, new[block])
         units = split.put(energy.to_units(x[block], split.family), part, units_first)
         return {block: energy.to_rows(units, split.family)}
 

@@ -150,14 +150,14 @@ class Target:
         block: str,
         context: energy.PartContext,
         part: Array | int,
-    ) -> Natural:
-        """Return the natural parameters of a part of a block, for each row."""
-        eta = energy.natural_part(
+    ) -> tuple[Natural, energy.Advance]:
+        """Return what :func:`ebmpp.graph.energy.natural_part` does, at the rung."""
+        eta, advance = energy.natural_part(
             self.graph, self.params, x, units, block, context, part
         )
         if self.tempering is not None:
             eta = self.tempering.temper(block, eta, self.graph.splits[block], part)
-        return energy.saturated(self.graph, {block: eta})[block]
+        return energy.saturated(self.graph, {block: eta})[block], advance
 
     def shape(self, block: str) -> tuple[int, ...]:
         """Return the shape of a block of one row."""

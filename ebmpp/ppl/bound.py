@@ -201,7 +201,8 @@ def _natural(target: Target, x: Rows, layer: Move, part: PartIndex) -> PyTree:
     """Return natural parameters of a part of a layer, by row, or tables."""
     chains = at_index(x, None)
     prepared = layer.prepare(target, chains)
-    return at_index(layer.focus(target, prepared, chains, part), 0)
+    focused, _ = layer.focus(target, prepared, layer.carry(prepared), chains, part)
+    return at_index(focused, 0)
 
 
 def _draw_part(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ebmpp.dependence.program import Program
-from ebmpp.dependence.rules import is_polynomial
+from ebmpp.dependence.rules import is_polynomial, linear_sums
 
 
 def test_polynomials_are_recognised() -> None:
@@ -45,3 +45,29 @@ def test_polynomials_are_recognised() -> None:
             trace = lambda sites, *_, function=function: function(sites["x"])
             program = Program(trace, {"x": jnp.ones(3)}, {}, [])
             assert is_polynomial(program) is expected
+
+
+def test_linear_sums_are_found() -> None:
+    """The last products before the first function that is not affine, and nothing else."""
+    matrix = np.ones((3, 5), np.float32)
+    kernel = jnp.ones((2, 1, 2))
+
+    def convolved(x):
+        return jax.lax.conv(x[None, None], kernel, (1,), "VALID")
+
+    cases = [
+        (lambda x: jnp.tanh(x @ matrix + 1).sum(), [(5,)]),
+        (lambda x: jnp.tanh((x @ matrix) @ matrix.T).sum(), [(3,)]),
+        (lambda x: jnp.tanh(2 * x.sum()) + jnp.exp(x[::-1] @ matrix).sum(), [(), (5,)]),
+        (lambda x: jnp.abs(convolved(x)).sum(), [(1, 2, 2)]),
+        (lambda x: (x * (x @ np.eye(3, dtype=np.float32))).sum(), [(3,)]),
+        (lambda x: x @ np.ones(3, np.float32), [()]),
+        (lambda x: (jnp.tanh(x) @ matrix).sum(), []),
+        # products of few digits are not carried
+        (lambda x: jnp.tanh(jnp.bfloat16(x) @ jnp.bfloat16(matrix)).sum(), []),
+    ]
+    for function, expected in cases:
+        trace = lambda sites, *_, function=function: function(sites["x"])
+        program = Program(trace, {"x": jnp.ones(3)}, {}, [])
+        slots = linear_sums(program)
+        assert [program.shapes[slot] for slot in slots] == expected

@@ -116,7 +116,20 @@ GRAPHS["machine"] = FactorGraph(
         ),
     ],
 )
+GRAPHS["many values"] = FactorGraph(
+    {"v": Categorical(4, 6)},
+    factors=[Factor("v", energy=network, init=initial(24), affine=False, name="net")],
+)
 PATHS = {"machine": Terms, "windows": Terms, "ring": PairTerms}
+EVALUATIONS = {
+    "bits": 12 * 1 + 1,
+    "categories": 4 * 2 + 1,
+    "two blocks": 4 * 1 + 1 + 2 * 2 + 1,
+    "windows": 3 * 1 + 1,
+    "ring": 3**2,
+    "machine": 1 + 1 + 2 + 1,
+    "many values": 4 * 6,
+}
 
 
 def params_of(graph):
@@ -142,7 +155,7 @@ def test_conditionals_are_those_of_enumeration(name):
         if name in PATHS:
             assert type(split.fast_paths[-1]) is PATHS[name]
         for part in range(split.num_parts):
-            natural = energy.natural_part(
+            natural, _ = energy.natural_part(
                 graph, params, rows, units, block, context, part
             )
             np.testing.assert_allclose(
@@ -161,6 +174,117 @@ def test_conditionals_are_those_of_enumeration(name):
                 jnp.exp(unit_distribution.log_prob(values[None])),
                 atol=1e-5,
             )
+
+
+@pytest.mark.parametrize("name", often(EVALUATIONS, "categories", "windows", "machine"))
+def test_values_pass_from_part_to_part(name):
+    """Conditionals along a visit are those of single evaluations, whatever is drawn."""
+    graph = GRAPHS[name]
+    params = params_of(graph)
+    generator = np.random.default_rng(0)
+
+    def random_state():
+        return {
+            b: family.states()[
+                generator.integers(len(family.states()), size=(5, *family.shape))
+            ]
+            for b, family in graph.families.items()
+        }
+
+    x = random_state()
+    drawn = random_state()
+    evaluations = 0
+    for block, split in graph.splits.items():
+        family = split.family
+        context = energy.part_context(graph, params, x, block)
+        units = energy.to_units(x[block], family)
+        for part in range(split.num_parts):
+            eta, advance = energy.natural_part(
+                graph, params, x, units, block, context, part
+            )
+            now = {**x, block: energy.to_rows(units, family)}
+            expected = graph.natural_parameters(params, now, block)
+            expected = energy.to_units(expected, family)[split.units[part]]
+            np.testing.assert_allclose(
+                family.mean(eta)[:, : len(expected)],
+                family.mean(jnp.moveaxis(expected, 0, 1)),
+                atol=1e-5,
+            )
+            new = split.take(energy.to_units(drawn[block], family), part)
+            units = split.put(units, part, new)
+            context = context._replace(carried=advance(units))
+        fresh = energy.part_context(
+            graph, params, {**x, block: drawn[block]}, block
+        ).carried
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+            context.carried,
+            fresh,
+        )
+        evaluations += split.evaluations(split.inner_factors[-1])
+    assert evaluations == EVALUATIONS[name]
+
+
+@pytest.mark.parametrize("name", ["bits", "windows", "machine"])
+def test_sweeps_evaluate_as_often_as_printed(name, monkeypatch):
+    """Each evaluation of all rows is one in the program, where parts are unrolled."""
+    graph = GRAPHS[name]
+    count = 0
+    run = Terms.run
+
+    def counted(self, prepared, t, known, slots):
+        nonlocal count
+        count += self.traced.program.output in slots or type(self) is Terms
+        return run(self, prepared, t, known, slots)
+
+    monkeypatch.setattr(Terms, "run", counted)
+    target = Target(graph, params_of(graph))
+    x = {
+        b: jnp.zeros((5, *f.shape), f.dtype) + f.states()[0]
+        for b, f in graph.families.items()
+    }
+    keys = random.fold_in(random.key_pair(jax.random.key(0)), jnp.arange(5))
+    sweep = lambda x: draw_sweep(target, x, gibbs_sweep(graph), keys)[0]
+    jax.eval_shape(sweep, x)
+    # parts that are not unrolled are traced once
+    split = graph.splits["v"]
+    parts = EVALUATIONS[name] if split.unrolled else 2
+    assert count == parts
+
+
+def test_a_linear_layer_is_carried_without_drift():
+    """784 increments of a product in float32, against float64."""
+    weights = initial(784, hidden=128)
+    factor = Factor("v", energy=network, init=weights, affine=False, name="net")
+    graph = FactorGraph({"v": Bernoulli(784)}, factors=[factor])
+    params = graph.init(jax.random.key(0))
+    split = graph.splits["v"]
+    generator = np.random.default_rng(0)
+    first, last = np.float32(generator.random((2, 784, 2)) < 0.5)
+    context = energy.part_context(graph, params, {"v": first.T}, "v")
+
+    @jax.jit
+    def visit(context):
+        def step(part, state):
+            units, carried = state
+            _, advance = energy.natural_part(
+                graph, params, {}, units, "v", context._replace(carried=carried), part
+            )
+            units = split.put(units, part, split.take(last, part))
+            return units, advance(units)
+
+        state = jnp.asarray(first), context.carried
+        return jax.lax.fori_loop(0, 784, step, state)[1][0]
+
+    carried = visit(context)
+    (product,) = carried.sums.values()
+    layer = np.float64(params["net"]["w"]).T
+    expected = last.T.astype(float) @ layer.T
+    error = abs(product - expected).max() / abs(expected).max()
+    assert 0 < error < 1e-5
+    hidden = np.tanh(expected + np.float64(params["net"]["b"]))
+    energies = hidden @ np.float64(params["net"]["v"])
+    np.testing.assert_allclose(carried.elements[0], energies, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", often(GRAPHS, "two blocks", "ring"))
@@ -256,7 +380,7 @@ def test_units_interact_as_the_energy_reads_them():
     rows = {"x": jnp.ones((1, 9))}
     params = alone.init(jax.random.key(0))
     context = energy.part_context(alone, params, rows, "x")
-    natural = energy.natural_part(alone, params, rows, rows["x"].T, "x", context, 0)
+    natural, _ = energy.natural_part(alone, params, rows, rows["x"].T, "x", context, 0)
     np.testing.assert_allclose(natural, -np.sinh(rows["x"]), 1e-5)
     ends = declared(
         lambda p, x: jnp.where(x[0] == x[8], -1.0, 0.0),

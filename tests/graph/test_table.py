@@ -86,7 +86,7 @@ def test_probabilities_and_conditionals_are_those_of_the_tables(name):
     units = energy.to_units(rows["x"], family)
     context = energy.part_context(graph, params, rows, "x")
     for part, held in enumerate(graph.splits["x"].units):
-        eta = energy.natural_part(graph, params, rows, units, "x", context, part)
+        eta, _ = energy.natural_part(graph, params, rows, units, "x", context, part)
         eta = energy.saturated(graph, {"x": eta})["x"]
         assert np.isfinite(eta).all()
         all_units = graph.natural_parameters(params, rows, "x")[:, held]

@@ -81,13 +81,10 @@ class SplitBlock(Split):
     def evaluations(self, factor: Factor) -> int:
         """Return how often a visit of the block evaluates a factor that is not affine."""
         path = self.fast_paths[self.inner_factors.index(factor)]
-        if isinstance(path, PairTerms):
+        if isinstance(path, Terms | PairTerms):
             return path.num_evaluations
         values = values_of(self.family)
-        if values is None:
-            return 0
-        changes = self.num_parts if isinstance(path, Terms) else self.family.size
-        return changes * len(values.statistics)
+        return 0 if values is None else self.family.size * len(values.statistics)
 
 
 def split_blocks(

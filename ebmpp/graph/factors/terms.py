@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Natural parameters of a part from the terms that the energy of a factor is a sum of.
 
-Units of a part share no term. Therefore one evaluation with all of them at one value
-shows the energy of each unit at that value: the sum of the terms that read it. Where no
-term reads more than two units, a few evaluations per visit of a block give a weight for
-each pair of units, as of a :class:`~ebmpp.Pairwise` factor.
+Units of a part share no term. Therefore one evaluation with each of them at another
+value shows how the energy changes for each unit: by the terms that read it. The terms
+at the current state pass from part to part, so that a part of units of K values takes
+K - 1 evaluations. Where no term reads more than two units, a few evaluations per visit
+of a block give a weight for each pair of units, as of a :class:`~ebmpp.Pairwise`
+factor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +22,10 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import expand, full_precision
-from ebmpp.core.groups import UNROLLED, positions_by_group
-from ebmpp.dependence.rules import is_finite, is_polynomial
+from ebmpp.core import Statistics, expand, full_precision
+from ebmpp.core.backend import materialize
+from ebmpp.core.groups import UNROLLED
+from ebmpp.dependence.rules import is_finite, is_polynomial, linear_sums
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.families import Bernoulli
 from ebmpp.families.family import Families
@@ -33,8 +36,24 @@ from ebmpp.graph.factors.lateral import Field, Split, StatisticsAt
 from ebmpp.graph.factors.pairwise import Neighbours
 from ebmpp.graph.factors.zeros import BARRIER
 
-#: Params, and the coefficients of the terms at these.
-Prepared = tuple[FactorParams, Mapping[int, Array]]
+
+class Prepared(NamedTuple):
+    """Values that all parts of a visit share."""
+
+    params: FactorParams
+    arrays: Mapping[int, Array]
+    """By slot: coefficients of the terms, or changes of the sums by each statistic."""
+    others: Statistics
+    """Statistics of the other blocks, with the rows first."""
+
+
+class Carried(NamedTuple):
+    """Values at the current state, which pass from part to part during a visit."""
+
+    elements: Array
+    """Terms times their coefficients, or the energy alone, ``(elements, rows)``."""
+    sums: dict[int, Array]
+    """Linear sums of statistics by slot, ``(rows, ...)``, from which the energy follows."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,21 +74,20 @@ class Terms:
         traced = terms_of(factor, families)
         width = math.prod(split.family.stat_shape)
         are_pairs = len(factor.blocks) == 1 and traced.most_together <= 2 * width
-        # parts of one unit share no evaluation
-        is_shared = not factor.affine and split.num_parts < split.family.size
-        if not traced.live or not (are_pairs or is_shared):
-            return None
-        terms = cls(factor, split, traced)
-        unit, element = terms.reads
-        parts = element * split.num_parts + split.colors[unit]
-        if len(np.unique(parts)) < len(parts):
-            return None
         # affine energies are evaluated where units need not have states
         is_exact = is_polynomial if factor.affine else is_finite
         has_weights = is_exact(traced.program) and not factor.has_zeros
-        if are_pairs and has_weights and np.bincount(element).max(initial=0) <= 2:
+        if not traced.live:
+            return None
+        terms = cls(factor, split, traced)
+        are_pairs = are_pairs and has_weights and terms.are_separate
+        if are_pairs and np.bincount(terms.reads[1]).max(initial=0) <= 2:
             return PairTerms(terms)
-        return None if factor.affine else terms
+        if factor.affine:
+            return None
+        if split.num_parts == split.family.size:
+            return Whole(factor, split, traced)
+        return terms if terms.are_separate else None
 
     @property
     def values(self) -> np.ndarray:
@@ -80,70 +98,134 @@ class Terms:
         width = math.prod(self.split.family.stat_shape)
         return np.eye(width + 1, width, -1)
 
-    def prepare(self, params: FactorParams) -> Prepared:
-        """Return the params and the coefficients of the terms."""
+    @property
+    def carries(self) -> bool:
+        """True if values pass from part to part; more than a few candidates would fill memory."""
+        return len(self.values) <= UNROLLED
+
+    @property
+    def num_evaluations(self) -> int:
+        """Number of evaluations of the energy per visit of the block."""
+        return self.split.num_parts * (len(self.values) - self.carries) + self.carries
+
+    def prepare(self, params: FactorParams, others: Statistics) -> Prepared:
+        """Return what all parts of a visit share."""
         program = self.traced.program
         zero = {name: jnp.zeros(program.shapes[s]) for name, s in program.sites.items()}
-        return params, self.traced.coefficients(self._inputs(params, zero))
+        return Prepared(params, self._arrays(self._inputs(params, zero)), others)
+
+    def _arrays(self, inputs: dict) -> dict[int, Array]:
+        return self.traced.coefficients(inputs)
+
+    @full_precision
+    def evaluate(
+        self, prepared: Prepared, t: Array, sums: dict[int, Array] | None
+    ) -> Carried:
+        """Return the values at a state.
+
+        :param t: statistics of the block, ``(size, rows, *stat_shape)``.
+        :param sums: None to compute them.
+        """
+        return Carried(self.elements(prepared, t), {})
 
     @full_precision
     def field(
-        self,
-        prepared: Prepared,
-        others: Mapping[str, Array],
-        statistics_at: StatisticsAt,
-        part: Any,
-    ) -> Field:
-        """Return natural parameters of the units of ``part``.
+        self, prepared: Prepared, carried: Carried | None, t: Array, part: Any
+    ) -> tuple[Field, Callable[[Array], Carried] | None]:
+        """Return natural parameters of the units of ``part``, and what it hands on.
 
-        :param others: statistics of the other blocks, with the rows first.
+        :return: the latter as a function of the units of the block after the draw.
         """
         split = self.split
-        family = split.family
-        here = jnp.moveaxis(statistics_at(np.arange(family.size)), 1, -1)
-        is_here = expand(split.colors == part, target=here)
-        element, place = (jnp.asarray(table)[part] for table in self._tables)
-        width = split.part_family(part).size
+        table = jnp.asarray(self.values, t.dtype)
+        count = len(table)
 
-        def energies_of(value):
-            value = value.reshape(*family.stat_shape, 1).astype(here.dtype)
-            moved = jnp.where(is_here, value, here)
-            moved = moved.reshape(*family.statistic_shape, -1)
-            elements = self.elements(prepared, moved, others)
+        def read(t):
+            """Return the statistics of the units, and the numbers of their values."""
+            units = split.take(t, part).reshape(-1, t.shape[1], table.shape[1])
+            distances = ((units[:, :, None] - table[None, None]) ** 2).sum(-1)
+            return units, distances.argmin(-1).astype(jnp.int32)
+
+        old, number = read(t)
+        current = carried or self.evaluate(prepared, t, None)
+        owner = jnp.asarray(self._owners)[part]
+
+        def look(further):
+            value = table[(number + further) % count]
+            at = split.put(t, part, value.reshape(-1, *t.shape[1:]))
+            # There are sums where a part is one unit. Its increments add up during a
+            # visit, and the next visit starts from new sums.
+            change = (value - old)[0]
+            unit = split.at(part)[0]
+            sums = {
+                slot: v + jnp.tensordot(change, prepared.arrays[slot][unit], 1)
+                for slot, v in current.sums.items()
+            }
+            new = self.evaluate(prepared, at, sums)
             # rows are contiguous, so this is faster than a gather of a table
-            return jax.ops.segment_sum(
-                elements[element], place, width, indices_are_sorted=True
+            changes = new.elements - current.elements
+            return jax.ops.segment_sum(changes, owner, len(old)), new
+
+        def advance(units):
+            _, drawn = read(split.family.statistics(units))
+            further = (drawn - number) % count
+            of_element = jnp.take(further, owner, 0, mode="fill", fill_value=0)
+            elements, sums = zip(current, *values)
+
+            def select(*values):
+                which = expand(further[0], target=values[0])
+                return lax.select_n(jnp.broadcast_to(which, values[0].shape), *values)
+
+            return Carried(
+                lax.select_n(of_element, *elements), jax.tree.map(select, *sums)
             )
 
-        table = jnp.asarray(self.values)
-        if len(table) <= UNROLLED:
-            energies = jnp.stack(list(map(energies_of, table)))
+        if carried:
+            changes, values = zip(*map(look, range(1, count)))
+            changes = jnp.stack(changes)
         else:
-            energies = lax.map(energies_of, table)
-        eta = natural_of_energies(family, energies)
-        return jnp.moveaxis(eta, 0, -1).reshape(*eta.shape[1:], *family.stat_shape)
+            changes = lax.map(lambda further: look(further)[0], jnp.arange(1, count))
+        changes = jnp.concatenate([jnp.zeros_like(changes[:1]), changes])
+        further = (np.arange(count)[:, None, None] - number[None]) % count
+        energies = jnp.take_along_axis(changes, further, 0)
+        eta = natural_of_energies(split.family, energies)
+        eta = jnp.moveaxis(eta, 0, -1).reshape(-1, *t.shape[1:])
+        return eta, advance if carried else None
 
     def _inputs(self, params: FactorParams, sites: Mapping[str, Array]) -> dict:
         leaves = dict(enumerate(jax.tree.leaves(params)))
         return self.traced.program.inputs({**sites, **leaves}, [])
 
-    def elements(
-        self, prepared: Prepared, here: Array, others: Mapping[str, Array]
-    ) -> Array:
-        """Return all terms times their coefficients, ``(elements, rows)``.
+    def elements(self, prepared: Prepared, t: Array) -> Array:
+        """Return all terms times their coefficients, ``(elements, rows)``."""
+        values = self.run(prepared, t, {}, self.traced.live)
+        by_row = {slot: c[None] for slot, c in prepared.arrays.items()}
+        terms = self.traced.multiply(by_row, values)
+        terms = [jnp.minimum(v, BARRIER) for v in terms.values()]
 
-        :param here: statistics of the block, with the rows last.
-        """
-        params, coefficients = prepared
+        def rows_last(terms):
+            moved = [jnp.moveaxis(v, 0, -1) for v in terms]
+            return jnp.concatenate([v.reshape(-1, t.shape[1]) for v in moved])
 
-        def at_row(here, others):
-            sites = {**others, self.split.block: here}
-            values = self.traced.evaluate(self._inputs(params, sites), self.traced.live)
-            terms = self.traced.multiply(coefficients, values)
-            elements = jnp.concatenate([v.ravel() for v in terms.values()])
-            return jnp.minimum(elements, BARRIER)
+        return materialize(rows_last, terms)
 
-        return jax.vmap(at_row, (-1, 0), -1)(here, others)
+    def run(
+        self,
+        prepared: Prepared,
+        t: Array,
+        known: Mapping[int, Array],
+        slots: Iterable[int],
+    ) -> dict[int, Array]:
+        """Return the values of slots of the program at each row, given the ``known`` ones."""
+        split = self.split
+
+        def at_row(t, others, known):
+            here = t.reshape(split.family.statistic_shape)
+            sites = {**others, split.block: here}
+            inputs = self._inputs(prepared.params, sites)
+            return self.traced.evaluate(inputs | known, slots)
+
+        return jax.vmap(at_row, (1, 0, 0))(t, prepared.others, known)
 
     @functools.cached_property
     def reads(self) -> tuple[np.ndarray, np.ndarray]:
@@ -153,17 +235,62 @@ class Terms:
         count = element.max(initial=0) + 1
         return np.divmod(np.unique(unit * count + element), count)
 
-    @functools.cached_property
-    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Elements that a part is in, and the places of their units in it; places are padded."""
-        split = self.split
+    @property
+    def are_separate(self) -> bool:
+        """True if no element reads two units of a part."""
         unit, element = self.reads
-        groups = positions_by_group(split.colors[unit], split.num_parts)
-        places = [split.place[unit[group]] for group in groups]
-        return (
-            split.padded([element[group] for group in groups], 0),
-            split.padded(places, split.family.size),
-        )
+        parts = element * self.split.num_parts + self.split.colors[unit]
+        return len(np.unique(parts)) == len(parts)
+
+    @functools.cached_property
+    def _owners(self) -> np.ndarray:
+        """By part and element, the place of the unit that it reads, or the size of the block."""
+        unit, element = self.reads
+        shape = (self.split.num_parts, element.max(initial=0) + 1)
+        owners = np.full(shape, self.split.family.size)
+        owners[self.split.colors[unit], element] = self.split.place[unit]
+        return owners
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Whole(Terms):
+    """The energy as its only term, where each unit is a part.
+
+    It is evaluated from linear sums of the statistics, such as the product of the first
+    layer of a network, which pass from part to part.
+    """
+
+    @full_precision
+    def _arrays(self, inputs: dict) -> dict[int, Array]:
+        block = self.traced.program.sites[self.split.block]
+
+        def sums_at(t):
+            changed = {**inputs, block: t.reshape(inputs[block].shape)}
+            return self.traced.evaluate(changed, self._sums)
+
+        units = inputs[block].reshape(self.split.family.size, -1)
+        is_wide = units.size < sum(map(self.traced.program.size, self._sums))
+        slopes = (jax.jacfwd if is_wide else jax.jacrev)(sums_at)(units)
+        return {s: jnp.moveaxis(v, (-2, -1), (0, 1)) for s, v in slopes.items()}
+
+    @full_precision
+    def evaluate(
+        self, prepared: Prepared, t: Array, sums: dict[int, Array] | None
+    ) -> Carried:
+        if sums is None:
+            sums = self.run(prepared, t, {}, self._sums)
+        outputs = [self.traced.program.output]
+        (energies,) = self.run(prepared, t, sums, outputs).values()
+        return Carried(jnp.minimum(energies, BARRIER)[None], sums)
+
+    @property
+    def reads(self) -> tuple[np.ndarray, np.ndarray]:
+        units = np.arange(self.split.family.size)
+        return units, np.zeros_like(units)
+
+    @functools.cached_property
+    def _sums(self) -> list[int]:
+        return linear_sums(self.traced.program)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,9 +337,9 @@ class PairTerms:
         sides = np.append(terms.split.colors, 0)[:, None] >> digits & 1
         pairs = np.indices((count, count)).reshape(2, -1)
         states = table[pairs[sides[:-1]]]  # (size, digits, pairs of values, statistics)
-        shape = (*terms.split.family.statistic_shape, -1)
-        rows = jnp.asarray(np.moveaxis(states, -1, 1).reshape(shape))
-        values = terms.elements(terms.prepare(params), rows, {})[elements]
+        shape = (len(states), -1, *terms.split.family.stat_shape)
+        t = jnp.asarray(states.reshape(shape))
+        values = terms.elements(terms.prepare(params, {}), t)[elements]
         # the highest digit in which both units differ
         digit = (sides[first] != sides[second]).argmax(1)
         values = values.reshape(-1, len(digits), count, count)
