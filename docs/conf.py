@@ -49,7 +49,7 @@ exclude_patterns = [".*", "build", "dist", "ebmpp", "tests", "demo", "run", "run
 # -- sources --------------------------------------------------------------------------------
 
 nb_execution_mode = "off"  # tests/test_tutorials.py compares stored outputs with new ones
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "html_image"]
 myst_heading_anchors = 4  # links such as [text](page.md#a-heading), as on forges
 nitpicky = True  # a broken reference is an error
 

@@ -10,7 +10,9 @@ from ebmpp.graph.graph import FactorGraph
 def zero_sum_gauge(graph: FactorGraph, params: Params) -> Params:
     r"""Return params of the same distribution whose couplings and biases sum to 0.
 
-    .. math:: J'_{ij}(a, b) = J_{ij}(a, b) - \bar J_{ij}(a, \cdot) - \bar J_{ij}(\cdot, b)
+    .. math::
+
+        J'_{ij}(a, b) = J_{ij}(a, b) - \bar J_{ij}(a, \cdot) - \bar J_{ij}(\cdot, b)
         + \bar J_{ij}(\cdot, \cdot),
 
     where a bar is the mean over categories. The means go to the biases of both sites,
