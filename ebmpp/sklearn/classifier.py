@@ -56,7 +56,7 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
     :param generative: None, or an estimator of the joint gradient such as
         ``ebmpp.PCD()``.
     :param weight: weight of the generative loss, not negative.
-    :param optimizer: a function of the learning rate.
+    :param optimizer: None for ``optax.adam``, or another function of the learning rate.
     :param learning_rate: above 0.
     :param batch_size: rows per step, at most all rows.
     :param n_iter: number of epochs, at least 1.
@@ -89,7 +89,7 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
     visible: harmonium.UnitsLike = "auto"
     generative: Estimator | None = None
     weight: float = 0.1
-    optimizer: Callable[[float], optax.GradientTransformation] = optax.adam
+    optimizer: Callable[[float], optax.GradientTransformation] | None = None
     learning_rate: float = 0.02
     batch_size: int = 100
     n_iter: int = 30
@@ -129,6 +129,7 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
         self.graph_ = _labelled(visible, int(self.n_components), len(self.classes_))
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         key = jax.random.key(seed)
+        optimizer = self.optimizer or optax.adam
         rows = self._as_units(values)
         result = fit(
             self.graph_,
@@ -136,7 +137,7 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
             weights=weights,
             params=harmonium.init_params(self.graph_, key, rows, weights),
             estimator=estimator,
-            optimizer=self.optimizer(float(self.learning_rate)),
+            optimizer=optimizer(float(self.learning_rate)),
             epochs=int(self.n_iter),
             batch_size=min(int(self.batch_size), len(values)),
             rng_key=key,
