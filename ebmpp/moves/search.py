@@ -173,7 +173,7 @@ def find_possible(
     fixed = {*target.clamped, *held, *infinite}
     moves = gibbs_sweep(graph, fixed)
     if not (graph.has_zeros and moves):
-        return x
+        return dict(x)
 
     def is_impossible(x):
         return jnp.isinf(log_density(target, x))
