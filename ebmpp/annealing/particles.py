@@ -107,8 +107,8 @@ def prepare(
         :class:`~ebmpp.exact.shifted.Shifted`.
     """
     path, data, ladder, cess_threshold, num_sweeps, moves = options
-    moves = single_moves(f"{name}: moves", graph, moves)
     key = check_model(name, graph, params, rng_key)
+    moves = single_moves(f"{name}: moves", graph, moves)
     checks.number(f"{name}: cess_threshold", cess_threshold, above=0, below=1)
     sweeps = checks.optional_count(f"{name}: num_sweeps", num_sweeps) or 1
     is_trained = isinstance(path, Path) and not path.is_line

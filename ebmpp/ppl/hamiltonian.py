@@ -136,8 +136,8 @@ class CoupledHMC:
             return {}
 
         def value_of(site):
-            chosen = strategy or init_to_uniform
-            return chosen(site) if site["name"] in missing else None
+            start_strategy = strategy or init_to_uniform
+            return start_strategy(site) if site["name"] in missing else None
 
         model = handlers.substitute(self.model, data=dict(values))
         model = handlers.seed(model, random.as_key(keys))

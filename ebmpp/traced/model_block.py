@@ -581,8 +581,8 @@ class ModelKernel(block.Block):
             raise StateError(
                 f"GibbsBlock needs initial values of its sites {sorted(self.sites)}"
             )
-        own = sites.intersection(self.start.named)
-        values = {**select(self.start.named, own), **values}
+        named = sites.intersection(self.start.named)
+        values = {**select(self.start.named, named), **values}
         values = self.start(values, call, random.key_pair(rng_key), is_free)
         return self._first(Advanced(values), rng_key)
 

@@ -111,7 +111,7 @@ class BlockStart:
 
     def _check(
         self,
-        given: SiteValues,
+        fixed_values: SiteValues,
         mapped: Context,
         keys: Array,
         fixed: Context,
@@ -123,11 +123,15 @@ class BlockStart:
         :param mapped: what has a row for each chain, None elsewhere; ``fixed`` the
             rest.
         """
-        values, inside, log_prob, invalid = self._begin(given, mapped, keys, fixed)
-        valid = select(inside, given)
+        values, inside, log_prob, invalid = self._begin(
+            fixed_values, mapped, keys, fixed
+        )
+        valid = select(inside, fixed_values)
         if is_free:
-            valid = {site: v | self._at_edge(site, given) for site, v in valid.items()}
-        self._refuse_outside(valid, given)
+            valid = {
+                site: v | self._at_edge(site, fixed_values) for site, v in valid.items()
+            }
+        self._refuse_outside(valid, fixed_values)
         is_inside = np.all(list(inside.values()), 0)
         is_lost = np.isneginf(log_prob) | ~is_inside
         is_possible = np.isfinite(log_prob)
@@ -139,14 +143,14 @@ class BlockStart:
                 names,
                 hint="Leave missing data out, or exclude them by numpyro.handlers.mask.",
             )
-        if (is_free or len(given) < len(values)) and is_lost.any():
+        if (is_free or len(fixed_values) < len(values)) and is_lost.any():
             text = (
                 f"searching for a possible start of {list(values)}; init_params or an "
                 "init_strategy with possible values save it"
             )
             timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [text])
             timer.start()
-            held = {} if is_free else given
+            held = {} if is_free else fixed_values
             result = self._find((held, values), mapped, keys, fixed)
             values, is_possible = jax.block_until_ready(result)
             timer.cancel()
@@ -168,12 +172,12 @@ class BlockStart:
 
     def _check_staged(self, inputs: Inputs, keys: Array) -> SiteArrays:
         """Return the values; the compiled program raises the error, without a search."""
-        given = inputs[0]
+        fixed_values = inputs[0]
         values, inside, log_prob, _ = self._first(inputs, keys)
 
         def check(rows):
             values, inside, log_prob = rows
-            self._refuse_outside(select(inside, given), values)
+            self._refuse_outside(select(inside, fixed_values), values)
             if not np.isfinite(log_prob).all():
                 self._refuse_impossible(values, None)
 
@@ -290,14 +294,14 @@ class BlockStart:
         In the second half siblings are drawn too, as later kernels, such as NUTS, find
         values that fit.
         """
-        (given, values), context = inputs
+        (fixed_values, values), context = inputs
 
         def split(x):
             siblings = select(x, context.siblings)
             return select(x, values), context._replace(siblings=siblings)
 
         def draw(x, keys, is_late):
-            drawn, _ = self.draw(given, context.arguments, keys)
+            drawn, _ = self.draw(fixed_values, context.arguments, keys)
             result = {}
             for site, v in x.items():
                 new = drawn[site].astype(v.dtype)
@@ -305,7 +309,7 @@ class BlockStart:
             return result
 
         def sweep(x, keys):
-            return {**x, **self.relaxed(split(x), keys), **given}
+            return {**x, **self.relaxed(split(x), keys), **fixed_values}
 
         def is_possible(x):
             return self.is_possible(split(x))

@@ -211,7 +211,7 @@ class Conditionals(ABC):
     def begin(
         self, inputs: Inputs, held: Sequence[str], uniforms: Array
     ) -> tuple[SiteArrays, Array]:
-        """Draw all units in order but those of the sites ``held``.
+        """Draw all units in order, except units of the sites ``held``.
 
         :param uniforms: one for each unit.
         :return: the sites, and log probabilities of every unit given all others,
