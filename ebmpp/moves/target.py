@@ -151,7 +151,7 @@ class Target:
         context: energy.PartContext,
         part: Array | int,
     ) -> tuple[Natural, energy.Advance]:
-        """Return what :func:`ebmpp.graph.energy.natural_part` does, at the rung."""
+        """Return what ``natural_part`` of :mod:`ebmpp.graph` does, at the rung."""
         eta, advance = energy.natural_part(
             self.graph, self.params, x, units, block, context, part
         )
