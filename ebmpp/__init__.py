@@ -69,7 +69,14 @@ from ebmpp.kernels import (
     sample,
 )
 from ebmpp.ppl import EnergyDistribution, GibbsBlock
-from ebmpp.training import Fit, Stage, fit, monitors, optimizers
+from ebmpp.training import (
+    Fit,
+    Stage,
+    estimate,
+    fit,
+    monitors,
+    optimizers,
+)
 
 if TYPE_CHECKING:
     from ebmpp.diagnostics import plots, to_datatree, tv_upper_bound
@@ -119,6 +126,7 @@ __all__ = [
     "condition",
     "data",
     "enable_compilation_cache",
+    "estimate",
     "evaluate",
     "exact",
     "expectation",

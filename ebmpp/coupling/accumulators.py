@@ -4,19 +4,22 @@
 
 from collections.abc import Callable
 import dataclasses
+from functools import partial
 import math
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
-from jaxtyping import Bool, Integer, PyTree
+from jaxtyping import Bool, Float, Integer, PyTree
 import numpy as np
 
 import jax
-from jax import lax
+from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 from ebmpp.core import (
     Blocks,
     Counts,
+    Params,
     PerRow,
     Rows,
     at_index,
@@ -93,6 +96,80 @@ class MarginalGradient(EnergyGradient):
             return -(weights @ sum(terms)) / len(self.groups)
 
         return jax.tree.map(jnp.add, total, jax.grad(mean_energy)(target.params))
+
+
+class ScoreSums(NamedTuple):
+    """Sums of :class:`Scores`, with params as one vector."""
+
+    scores: Float[Array, "jobs params"]
+    """Weighted sum of s over the states of each job."""
+    samples: Float[Array, "jobs params"]
+    """s at one state of each leading chain."""
+    products: Float[Array, "params params"]
+    """Weighted sum of s s^T + ds/dparams over the states of all jobs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Sums of scores s, the gradients in params of the log density of each state.
+
+    The density is not normalised, and ``group``, blocks that do not interact, is summed
+    out of it. Cov(s) + E[ds/dparams] is then the second derivative of log Z.
+    """
+
+    group: tuple[str, ...]
+    per_job: ClassVar[bool] = True
+
+    def init(self, target: Target, num_jobs: int) -> ScoreSums:
+        """Return zeros."""
+        flat, _ = ravel_pytree(target.params)
+        rows = jnp.zeros((num_jobs, len(flat)))
+        return ScoreSums(rows, rows, jnp.zeros((len(flat), len(flat))))
+
+    @full_precision
+    def add(
+        self, target: Target, total: ScoreSums, x: Rows, weights: PerRow, jobs: Counts
+    ) -> ScoreSums:
+        """Add the weighted scores of states."""
+
+        def log_density(params, row):
+            return energy.log_unnormalized(target.graph, params, row, self.group)
+
+        rest = {b: v for b, v in x.items() if b not in self.group}
+        scores, slope = scores_and_slope(log_density, target.params, rest, weights)
+        inside = jnp.where(weights > 0, jobs, len(total.samples))
+        weighted = weights[:, None] * scores
+        return ScoreSums(
+            total.scores.at[jobs].add(weighted),
+            total.samples.at[inside].set(scores, mode="drop"),
+            total.products + weighted.T @ scores + slope,
+        )
+
+
+def scores_and_slope(
+    log_density: Callable[[Params, Blocks], Array],
+    params: Params,
+    x: Rows,
+    weights: PerRow,
+) -> tuple[Array, Array]:
+    """Return the gradients of a log density in the params, and the slope of their sum.
+
+    Rows of weight 0 may be impossible states, and have gradient 0.
+
+    :return: ``(rows, params)`` and ``(params, params)``, with params as one vector.
+    """
+    flat, unravel = ravel_pytree(params)
+
+    def score(theta, row, weight):
+        gradient = jax.grad(lambda t: log_density(unravel(t), row))(theta)
+        return jnp.where(weight == 0, 0.0, gradient)
+
+    def scores_at(theta):
+        return jax.vmap(partial(score, theta))(x, weights)
+
+    # no operation where the log density is linear in its params
+    slope = jax.jacfwd(lambda theta: weights @ scores_at(theta))(flat)
+    return scores_at(flat), slope
 
 
 #: Values of all pairs together above which blocks of pairs share a sum.

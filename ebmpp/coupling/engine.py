@@ -39,7 +39,13 @@ from ebmpp.core import (
     random,
     sharding,
 )
-from ebmpp.coupling.accumulators import WIDE, Accumulator, EnergyGradient, Function
+from ebmpp.coupling.accumulators import (
+    WIDE,
+    Accumulator,
+    EnergyGradient,
+    Function,
+    Scores,
+)
 from ebmpp.coupling.slots import (
     Fresh,
     Job,
@@ -127,7 +133,7 @@ def uses_fast_compile(
     if graph is None or not all(type(move) is Layer for move in moves):
         return False
     is_small = isinstance(accumulator, Function) and accumulator.size() <= WIDE
-    if not is_small and type(accumulator) is not EnergyGradient:
+    if not is_small and type(accumulator) not in (EnergyGradient, Scores):
         return False
     families = graph.families.values()
     return all(f.num_words == 1 and f.states() is not None for f in families)

@@ -162,6 +162,7 @@ def names() -> dict[str, Any]:
     )
     shorthands = {f.__name__: f for f in functions}
     modules = {
+        "ebmpp": ebmpp,
         "np": np,
         "nx": nx,
         "jax": jax,

@@ -1,0 +1,406 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Maximum likelihood with standard errors: :func:`estimate`."""
+
+from collections.abc import Callable
+import dataclasses
+from functools import partial
+import math
+from typing import NamedTuple
+import warnings
+
+from jaxtyping import Float, Integer
+import numpy as np
+
+import jax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ebmpp.core import (
+    Blocks,
+    Key,
+    Params,
+    PerRow,
+    Rows,
+    StateLike,
+    checks,
+    compiled,
+    num_rows,
+    random,
+)
+from ebmpp.coupling.accumulators import Scores, scores_and_slope
+from ebmpp.coupling.covariance import mean_of_others
+from ebmpp.coupling.engine import run_pairs
+from ebmpp.coupling.slots import Fresh, Outcome, Window
+from ebmpp.errors import DivergenceError, UnmetError
+from ebmpp.estimators import Batch
+from ebmpp.estimators.phases import check_rows
+from ebmpp.exact import enumeration
+from ebmpp.graph import FactorGraph, tables
+from ebmpp.moves import Move, Target
+from ebmpp.moves.sweeps import CouplingLike, resolve_moves
+from ebmpp.training.estimates import Estimates
+
+Vector = Float[np.ndarray, "params"]
+Matrix = Float[np.ndarray, "params params"]
+Samples = Float[np.ndarray, "samples params"]
+
+_MOST_RUNS = 300
+_MOST_RETREATS = 9
+_LENGTH = 3  # last sweep of a window, in lags
+#: Largest change of a param by one step, in 1 / standard deviation of its score where
+#: that was largest.
+_REACH = 4.0
+#: Share of the complete information that a step assumes at least.
+_LEAST = 0.1
+#: Gain in nats of a step below which params are near the maximum.
+_NEAR = 0.04
+#: Lag of pairs in sweeps from which chains may stay in a phase.
+_SLOW = 20
+#: Bimodality from which states form two phases: 0.33 for a normal distribution, 0.56 for
+#: a uniform or an exponential one, 1 for two points.
+_BIMODAL = 0.7
+#: Square of the Monte Carlo error in standard errors that is not reduced further.
+_ENOUGH = 1e-4
+_ROUNDING = 1e-5  # of scores in float32
+_TINY = 1e-8
+
+
+def estimate(
+    graph: FactorGraph,
+    data: StateLike,
+    *,
+    rng_key: Array,
+    weights: ArrayLike | None = None,
+    prior: Callable[[Params], ArrayLike] | None = None,
+    params: Params | None = None,
+    num_pairs: int = 1000,
+    num_steps: int = 10,
+    coupling: CouplingLike = None,
+    max_sweeps: int = 1000,
+) -> Estimates:
+    r"""Estimate up to some hundred params by maximum likelihood, with standard errors.
+
+    Newton's method with unbiased gradients and covariances from coupled pairs. With
+    :math:`s` the gradient of the complete log density in the params, Louis' identity
+    gives the information of rows :math:`v_i` with weights :math:`w_i`,
+
+    .. math:: I = \sum_i w_i \, [\mathrm{Cov}(s) - \mathrm{Cov}(s \mid v_i)],
+
+    and where :math:`s` depends on the params the means of its derivative. Steps shrink
+    by the share of noise in them, and the number of runs per step doubles while it
+    prevails, up to ``num_steps``. The spread of pairs in the last step is the Monte Carlo
+    error.
+
+    The **verdict** is
+
+    * "converged";
+    * "boundary", with a warning that names params: statistics of the data are at an
+      extreme that the model reaches only as these params go to infinity, so no finite
+      maximum exists. Their standard errors are inf;
+    * "degenerate", with a warning: pairs stay in two separate phases, such as near-empty
+      and near-full networks, which the data do not have. Means are then matched by a
+      mixture that resembles no data. If pairs did not meet, errors are nan.
+
+    :param graph: any graph whose latents can be summed out given a row.
+    :param data: rows of the visible blocks, ``(rows, *shape)`` each, or one row: a
+        single network is one row of its dyads.
+    :param weights: number of times that each row counts, not negative; default 1.
+    :param prior: a function of the params to their log density up to a constant, which
+        is added to the log-likelihood.
+    :param params: initial params, default ``graph.init(rng_key, data)``. With latents,
+        those of :func:`ebmpp.fit` are better.
+    :param num_pairs: coupled pairs per run, several times the number of params.
+    :param num_steps: most runs whose mean is a step; fewer if the Monte Carlo error is a
+        hundredth of the standard error.
+    :param coupling: see :func:`ebmpp.unbiased_expectation`.
+    :param max_sweeps: sweeps after which a pair counts as unmet.
+    :warns UserWarning: for the verdicts "boundary" and "degenerate".
+    :raises UnmetError: if pairs do not meet, though there are no two phases.
+    :raises DivergenceError: after 300 runs; it carries the last params.
+    :raises IntractableError: for latents that cannot be summed out, or moves that do
+        not fit.
+    :raises StateError: for invalid data or weights, and for missing entries.
+    :raises ParameterError: for params that do not fit the graph.
+    :raises ArgumentError: for other invalid arguments, and under ``jit``.
+
+    **References**
+
+    1. Louis (1982), *Finding the observed information matrix when using the EM
+       algorithm*.
+    2. Hunter, Handcock (2006), *Inference in curved exponential family models for
+       networks*.
+    3. Handcock (2003), *Assessing degeneracy in statistical models of social networks*.
+
+    **Example**
+
+    >>> import jax, ebmpp
+    >>> coins = ebmpp.FactorGraph({"x": ebmpp.Bernoulli(2)}, factors=[ebmpp.Bias("x")])
+    >>> rows = jax.numpy.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> result = ebmpp.estimate(coins, rows, rng_key=jax.random.key(0))
+    >>> print(result.verdict, result.standard_error["x"].round(1))  # 1 / sqrt(4 * 3/16)
+    converged [1.2 1.2]
+    """
+    rng_key = checks.key("estimate: rng_key", rng_key)
+    checks.on_host("estimate", rng_key, params, weights, data)
+    checks.instance("estimate: graph", graph, FactorGraph, "a FactorGraph")
+    num_pairs = checks.count("estimate: num_pairs", num_pairs, least=2)
+    num_steps = checks.count("estimate: num_steps", num_steps)
+    max_sweeps = checks.count("estimate: max_sweeps", max_sweeps, least=2)
+    rows = tables.as_data(graph, data, "estimate").rows
+    if weights is None:
+        weights = np.ones(num_rows(rows))
+    tables.check_weights(weights, num_rows(rows))
+    init_key, key = jax.random.split(rng_key)
+    if params is None:
+        params = graph.init(init_key, rows, weights=weights)
+    graph.check(params)
+    check_rows(graph, params, Batch.uniform(rows))
+    params = graph.effective_params(params)
+    flat, unravel = ravel_pytree(jax.tree.map(lambda p: jnp.asarray(p, float), params))
+    prior = prior or (lambda params: 0.0)
+    checks.function("estimate: prior", prior, "the params", arguments=1)
+    search = _Search(
+        graph,
+        rows,
+        np.asarray(weights, float),
+        lambda flat: jnp.asarray(prior(unravel(flat)), float),
+        unravel,
+        resolve_moves(graph, coupling),
+        num_pairs,
+        random.key_pair(key),
+    )
+    result = search.run(np.asarray(flat, float), num_steps, max_sweeps)
+    if result.verdict != "converged":
+        warnings.warn(f"estimate: {result.message}", stacklevel=2)
+    return result
+
+
+class _Point(NamedTuple):
+    """Derivatives of a log posterior, and what its pairs show."""
+
+    gradient: Vector
+    noise: Matrix  # covariance of the gradient over keys
+    information: Matrix  # minus the second derivative; unbiased, so perhaps indefinite
+    scoring: Matrix  # positive semidefinite substitute: covariance of the scores
+    penalty: Matrix  # part of the information that the prior adds
+    samples: Samples  # scores of states of the model
+    rows: Samples  # scores of the data
+    meeting_time: Integer[np.ndarray, "pairs"]  # -1 if unmet
+
+    def inverse(self, least: float) -> Matrix:
+        """Return a positive semidefinite inverse of the information.
+
+        Its eigenvalues in units of the scoring matrix are raised to ``least``.
+        Directions in which no score varies are left out, as different params are then
+        the same model.
+        """
+        diagonal = self.scoring.diagonal()
+        scale = np.where(diagonal > 0, diagonal, np.inf) ** -0.5
+        values, vectors = np.linalg.eigh(self.scoring * np.outer(scale, scale))
+        counts = values > _TINY
+        basis = scale[:, None] * vectors[:, counts] * values[counts] ** -0.5
+        shares, axes = np.linalg.eigh(basis.T @ self.information @ basis)
+        basis = basis @ axes
+        return basis / np.maximum(shares, least) @ basis.T
+
+    def extremes(self, step: Vector, widest: Vector) -> np.ndarray:
+        """Return the params, by number, that grow without limit, alone or along a step.
+
+        In that direction the scores of all rows are equal, no state of the model has
+        a larger one, and no prior holds the params. A score that has varied, by the
+        variances ``widest``, may vary no more.
+        """
+        units = np.eye(len(step))
+        directions = np.concatenate([units, -units, step[None]])
+        data = self.rows @ directions.T
+        model = self.samples @ directions.T
+        slack = _ROUNDING * np.ptp(model, 0)
+        is_extreme = (data.min(0) >= model.max(0) - slack) & (np.ptp(data, 0) <= slack)
+        is_held = ((directions @ self.penalty) * directions).sum(1) > 0
+        has_varied = np.concatenate([widest, widest, slack[-1:]]) > 0
+        found = np.flatnonzero(is_extreme & ~is_held & has_varied)
+        if len(step) * 2 in found[:1]:
+            return np.flatnonzero(np.abs(step) >= np.abs(step).max() / 2)
+        return np.unique(found[found < len(step) * 2] % len(step))
+
+    def has_two_phases(self) -> bool:
+        """Return True if states of the model are of two kinds, and the rows are not.
+
+        It is Sarle's coefficient of the first principal component of the scores.
+        """
+        spread = self.samples.std(0)
+        spread[spread == 0] = np.inf
+        mean = self.samples.mean(0)
+        scores = (self.samples - mean) / spread
+        axis = np.linalg.eigh(scores.T @ scores)[1][:, -1]
+        x = scores @ axis
+        rows = (self.rows - mean) / spread @ axis
+        skewness, kurtosis = ((x**n).mean() / x.std() ** n for n in (3, 4))
+        is_bimodal = skewness**2 + 1 > _BIMODAL * kurtosis
+        return is_bimodal and rows.var() < x.var() / 4
+
+
+@compiled(statics=2)
+def _row_scores(
+    graph: FactorGraph,
+    plan: enumeration.Plan,
+    params: Params,
+    rows: Rows,
+    weights: PerRow,
+) -> tuple[Array, Array]:
+    """Return the score of each row, latents summed out, and the slope of their sum."""
+
+    def log_sum(params, row):
+        return enumeration.log_sum_states(graph, params, row, plan)
+
+    return scores_and_slope(log_sum, params, rows, weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Search for the maximum of a log-likelihood of weighted rows plus a log prior."""
+
+    graph: FactorGraph
+    rows: Blocks
+    weights: Float[np.ndarray, "rows"]
+    log_prior: Callable[[Array], Array]  # of the params as a vector
+    unravel: Callable[[Array], Params]
+    moves: tuple[Move, ...]
+    num_pairs: int
+    key: Key
+
+    def at(self, theta: Vector, window: Window, first: int, count: int) -> _Point:
+        """Return the derivatives by the mean of runs ``first`` to ``first + count - 1``."""
+        graph = self.graph
+        flat = jnp.asarray(theta, float)
+        params = self.unravel(flat)
+        graph.check(params)
+        plan = enumeration.make_plan(graph, graph.visible)
+        run = partial(self._run_pairs, Target(graph, params), window)
+        outcomes = [run(number) for number in range(first, first + count)]
+        arrays = (
+            *jax.tree.map(lambda *a: np.stack(a), *(o[:2] for o in outcomes)),
+            *_row_scores(graph, plan, params, self.rows, self.weights),
+            jax.grad(self.log_prior)(flat),
+            -jax.hessian(self.log_prior)(flat),
+        )
+        sums, tau, rows, slope, slant, penalty = jax.tree.map(
+            lambda a: np.asarray(a, float), arrays
+        )
+        samples = np.concatenate(sums.samples)
+        width = window.m - window.k + 1
+        means = np.concatenate(sums.scores) / width
+        total = self.weights.sum()
+        scale = total / len(means)
+        products = sums.products.sum(0) / width - means.T @ mean_of_others(means)
+        return _Point(
+            gradient=self.weights @ rows - total * means.mean(0) + slant,
+            noise=total * scale * np.atleast_2d(np.cov(means.T)),
+            information=scale * (products + products.T) / 2 - slope + penalty,
+            scoring=total * np.atleast_2d(np.cov(samples.T)) + penalty,
+            penalty=penalty,
+            samples=samples,
+            rows=rows[self.weights > 0],
+            meeting_time=tau.ravel().astype(int),
+        )
+
+    def _run_pairs(self, target: Target, window: Window, number: int) -> Outcome:
+        key = random.fold_in(self.key, number)
+        pairs = np.arange(self.num_pairs)
+        x, y = (Fresh(random.fold_in(key, i, pairs), {}, "uniform") for i in (0, 1))
+        group = enumeration.largest_independent(self.graph, self.graph.latent)
+        key = random.fold_in(key, 2)
+        return run_pairs(target, self.moves, Scores(group), None, x, y, key, window)
+
+    def run(self, theta: Vector, num_steps: int, max_sweeps: int) -> Estimates:
+        """Climb by steps of ever more runs, and return the result of the last one."""
+        window = Window(1, 1, 1, max_sweeps)
+        widest = np.zeros(len(theta))
+        last = theta
+        least_gain = np.inf
+        number = 0
+        count = 1
+        retreats = 0
+        while number < _MOST_RUNS:
+            point = self.at(theta, window, number, count)
+            number += count
+            inverse = point.inverse(_LEAST / count)
+            step = inverse @ point.gradient
+            gain = step @ point.gradient
+            noise = np.trace(inverse @ point.noise)
+            is_unmet = point.meeting_time.min() < 0
+            is_worse = gain > max(least_gain, 4 * noise)
+            if (
+                (is_unmet or is_worse)
+                and last is not theta
+                and retreats < _MOST_RETREATS
+            ):
+                # runs of unmet pairs are expensive
+                retreats += 3 if is_unmet else 1
+                theta = (theta + last) / 2
+                continue
+            widest = np.maximum(widest, point.scoring.diagonal())
+            reach = (widest * step**2).max() / _REACH**2
+            size = max(step @ point.scoring @ step, reach) / self.weights.sum()
+            is_near = size <= 1 and gain <= max(_NEAR, 4 * noise) and number > 1
+            # chains near a boundary may be too slow to come closer
+            if is_near or is_unmet:
+                extremes = point.extremes(step, widest)
+                if len(extremes):
+                    return self._result(theta, point, "boundary", extremes, np.inf)
+            if is_unmet:
+                if point.has_two_phases():
+                    unknown = np.arange(len(theta))
+                    return self._result(theta, point, "degenerate", unknown, np.nan)
+                share = (point.meeting_time < 0).mean()
+                raise UnmetError(
+                    f"estimate: {share:.1%} of the pairs did not meet in {max_sweeps} "
+                    "sweeps. Increase max_sweeps, or pass another coupling, params "
+                    "closer to the estimates, or a prior."
+                )
+            # few late pairs make most of the variance, hence the longest time
+            window, _ = window.after(point.meeting_time, level=1.0, length=_LENGTH)
+            if number == 1:
+                continue  # a pilot
+            if is_near:
+                if count == num_steps or noise <= _ENOUGH * len(theta):
+                    is_split = window.lag >= _SLOW and point.has_two_phases()
+                    verdict = "degenerate" if is_split else "converged"
+                    return self._result(theta + step, point, verdict)
+                count = min(2 * count, num_steps)
+            last = theta
+            least_gain = gain
+            # noise adds as much to the gain as it takes from the likelihood
+            share = max(gain - noise, 0) / max(gain, _TINY)
+            theta = theta + share * step / max(math.sqrt(size), 1)
+        raise DivergenceError(
+            f"estimate: no maximum was found in {number} runs. Pass params closer to "
+            "one, more num_pairs, or a prior.",
+            self._as_tree(theta),
+            None,
+            number,
+        )
+
+    def _result(
+        self,
+        theta: Vector,
+        point: _Point,
+        verdict: str,
+        unknown: np.ndarray | tuple[()] = (),
+        error: float = 0.0,
+    ) -> Estimates:
+        """Return a result; the params of ``unknown`` numbers have the given error."""
+        covariance = point.inverse(_TINY)
+        unseen = np.flatnonzero(point.scoring.diagonal() == 0)
+        errors = []
+        for matrix in (covariance, covariance @ point.noise @ covariance):
+            matrix[unseen, unseen] = np.inf
+            matrix[unknown, unknown] = error
+            errors.append(self._as_tree(np.sqrt(matrix.diagonal())))
+        return Estimates(self._as_tree(theta), *errors, verdict, covariance)
+
+    def _as_tree(self, vector: Vector) -> Params:
+        return self.unravel(jnp.asarray(vector, float))

@@ -1,0 +1,183 @@
+# Copyright Contributors to the ebmpp Project.
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates at exact maxima, their errors, and models without a maximum of use.
+
+Tests training/estimation.py, training/estimates.py.
+"""
+
+from functools import cache
+import itertools
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+import jax
+from jax.flatten_util import ravel_pytree
+import jax.numpy as jnp
+
+import ebmpp
+from ebmpp import Bernoulli, Bias, FactorGraph, Hyperedges, Spin, layered
+from helpers import assert_law, nightly, random_params
+
+KEY = jax.random.key(0)
+
+
+@cache
+def ising(size: int) -> FactorGraph:
+    return FactorGraph.from_networkx(nx.complete_graph(size), Spin)
+
+
+@cache
+def latent_class() -> FactorGraph:
+    return layered(v=Bernoulli(4), h=Bernoulli(1))
+
+
+def network(size: int) -> FactorGraph:
+    """Edges and triangles of a network, whose units are pairs of nodes."""
+    pairs = list(itertools.combinations(range(size), 2))
+    triangles = [
+        [pairs.index(pair) for pair in itertools.combinations(nodes, 2)]
+        for nodes in itertools.combinations(range(size), 3)
+    ]
+    factors = [
+        Bias("x", shared=(0,), name="edges"),
+        Hyperedges("x", triangles, shared=True, name="triangles"),
+    ]
+    return FactorGraph({"x": Bernoulli(len(pairs))}, factors=factors)
+
+
+def dyads(graph: nx.Graph) -> np.ndarray:
+    pairs = itertools.combinations(sorted(graph), 2)
+    return np.array([graph.has_edge(*pair) for pair in pairs], np.float32)
+
+
+def vector(tree: Any) -> np.ndarray:
+    return np.asarray(ravel_pytree(tree)[0], float)
+
+
+def log_prior(params: Any) -> jax.Array:
+    return -2 * sum(jnp.sum(p**2) for p in jax.tree.leaves(params))
+
+
+def exact_maximum(statistics: np.ndarray, mean: np.ndarray, rows: int, scale: float):
+    """The maximum of the likelihood of an exponential family, and its covariance."""
+    theta = np.zeros(len(mean))
+    information = np.eye(len(mean))
+    for _ in range(100):
+        weight = np.exp(statistics @ theta)
+        weight /= weight.sum()
+        expected = weight @ statistics
+        second = (statistics * weight[:, None]).T @ statistics
+        penalty = scale * np.eye(len(mean))
+        information = rows * (second - np.outer(expected, expected)) + penalty
+        gradient = rows * (mean - expected) - scale * theta
+        theta = theta + 0.5 * np.linalg.solve(information, gradient)
+    return theta, np.linalg.inv(information)
+
+
+@pytest.mark.parametrize(
+    ("size", "prior", "scale"),
+    [(4, None, 0.0), (4, log_prior, 4.0), nightly(15, None, 0.0)],
+)
+def test_inverse_ising_is_at_the_exact_maximum(
+    size: int, prior: Any, scale: float
+) -> None:
+    states = np.array(list(itertools.product([-1.0, 1.0], repeat=size)))
+    first, second = np.triu_indices(size, 1)
+    products = states[:, first] * states[:, second]
+    statistics = np.concatenate([states, products], 1)
+    generator = np.random.default_rng(1)
+    truth = generator.normal(size=statistics.shape[1]) * 0.2
+    density = np.exp(statistics @ truth)
+    index = generator.choice(len(states), 500, p=density / density.sum())
+    theta, covariance = exact_maximum(statistics, statistics[index].mean(0), 500, scale)
+
+    data = states[index].astype(np.float32)
+    result = ebmpp.estimate(ising(size), data, rng_key=KEY, prior=prior)
+    assert result.verdict == "converged"
+    assert result.names[:2] == ["x[0]", "x[1]"]
+    noise = vector(result.monte_carlo_error)
+    assert_law(vector(result.params), theta, noise)
+    # the error is neither too small nor too large
+    scores = (vector(result.params) - theta) / noise
+    assert 0.4 < np.sqrt((scores**2).mean()) < 1.6
+    error = vector(result.standard_error)
+    np.testing.assert_allclose(error, np.sqrt(covariance.diagonal()), rtol=0.03)
+    np.testing.assert_allclose(np.sqrt(result.covariance.diagonal()), error, rtol=1e-5)
+    assert "std error" in repr(result).splitlines()[2]
+
+
+def test_louis_identity_gives_the_exact_information() -> None:
+    graph = latent_class()
+    truth = random_params(graph, seed=2)
+    weight = np.array([[2.0], [-2.0], [1.5], [2.0]], np.float32)
+    truth["v:h"] = jnp.asarray(weight)
+    rows = np.array(list(itertools.product([0.0, 1.0], repeat=4)), np.float32)
+    log_density = ebmpp.exact.log_likelihood(graph, truth, rows)
+    # the data are the distribution itself, so the maximum is the truth
+    weights = 20_000 * np.exp(np.asarray(log_density, float))
+    result = ebmpp.estimate(
+        graph, rows, rng_key=KEY, weights=weights, params=truth, num_pairs=2000
+    )
+    flat, unravel = ravel_pytree(truth)
+
+    def loss(theta):
+        values = ebmpp.exact.log_likelihood(graph, unravel(theta), rows)
+        return -(jnp.asarray(weights, jnp.float32) @ values)
+
+    covariance = np.linalg.inv(np.asarray(jax.hessian(loss)(flat), float))
+    assert result.verdict == "converged"
+    assert_law(vector(result.params), flat, vector(result.monte_carlo_error))
+    np.testing.assert_allclose(
+        vector(result.standard_error), np.sqrt(covariance.diagonal()), rtol=0.1
+    )
+
+
+def test_extremes_name_the_params_without_a_maximum() -> None:
+    data = np.array([[1, -1, 1, 1], [1, 1, -1, 1], [1, -1, -1, -1]] * 4, np.float32)
+    with pytest.warns(UserWarning, match="boundary"):
+        result = ebmpp.estimate(ising(4), data, rng_key=KEY, max_sweeps=100)
+    assert result.verdict == "boundary"
+    assert "no finite maximum in" in result.message
+    is_infinite = np.isinf(vector(result.standard_error))
+    assert is_infinite.any() and not is_infinite.all()
+    # a prior keeps them finite
+    result = ebmpp.estimate(ising(4), data, rng_key=KEY, prior=log_prior)
+    assert result.verdict == "converged"
+
+
+@pytest.mark.nightly
+def test_florentine_marriages() -> None:
+    marriages = nx.florentine_families_graph()
+    marriages.add_node("Pucci")
+    result = ebmpp.estimate(network(16), dyads(marriages), rng_key=KEY)
+    assert result.verdict == "converged"
+    noise = vector(result.monte_carlo_error)
+    assert (noise < 0.02).all()
+    # published with two digits or from another sampler's runs
+    np.testing.assert_allclose(vector(result.params), [-1.675, 0.158], atol=0.015)
+    np.testing.assert_allclose(vector(result.standard_error), [0.351, 0.589], rtol=0.02)
+
+
+@pytest.mark.nightly
+def test_two_phases_are_degenerate() -> None:
+    clique = nx.complete_graph(7)
+    clique.add_nodes_from(range(10))
+    with pytest.warns(UserWarning, match="two phases"):
+        result = ebmpp.estimate(
+            network(10), dyads(clique), rng_key=KEY, num_pairs=200, max_sweeps=300
+        )
+    assert result.verdict == "degenerate"
+
+
+@pytest.mark.nightly
+def test_networks_without_triangles_are_on_the_boundary() -> None:
+    with pytest.warns(UserWarning, match="no finite maximum in triangles$"):
+        ring = dyads(nx.cycle_graph(8))
+        result = ebmpp.estimate(network(8), ring, rng_key=KEY)
+    assert np.isinf(result.standard_error["triangles"])
+    assert np.isfinite(result.standard_error["edges"])
+    with pytest.warns(UserWarning, match="no finite maximum in edges"):
+        ebmpp.estimate(network(8), np.zeros(28, np.float32), rng_key=KEY)
