@@ -11,6 +11,7 @@ import time
 
 import lattices
 import maxima
+import networks
 import posterior_means
 
 ANALYSES = {
@@ -21,6 +22,7 @@ ANALYSES = {
         maxima.salamanders,
         maxima.dippers,
         maxima.law_school,
+        networks.florentine,
         posterior_means.hearts,
         posterior_means.asia,
         posterior_means.cervix,
