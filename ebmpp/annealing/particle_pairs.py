@@ -53,6 +53,7 @@ from ebmpp.core import (
     Key,
     Keys,
     Params,
+    PerRow,
     Scalar,
     StateLike,
     at_index,
@@ -62,7 +63,7 @@ from ebmpp.core import (
     sharding,
     statistics,
 )
-from ebmpp.coupling.accumulators import blocks_of, check_function, shapes_of
+from ebmpp.coupling.accumulators import blocks_of, check_function
 from ebmpp.coupling.expectation import UnbiasedEstimate, check_unmet
 from ebmpp.graph import FactorGraph
 from ebmpp.moves.sweeps import MovesLike
@@ -114,9 +115,30 @@ class _Pair(NamedTuple):
     result: PairOutcome  # so far, with the sum of acceptance probabilities
 
 
+def proposal(
+    value: Callable[[Blocks, PerRow], PyTree],
+    num: int,
+    path: Path,
+    ladder: Ladder,
+    sweeps: Array | int = 1,
+) -> Propose:
+    """Return the run of systems of ``num`` particles, with values of states and weights."""
+
+    def propose(keys):
+        system = systems.draw_initial(path, keys, num)
+        system = systems.run_rungs(
+            path, ladder.places, 1, ladder.count, system, keys, sweeps
+        )
+        x = systems.all_blocks(path, system, keys)
+        split = systems.split_islands(system._replace(x=x))
+        values = jax.vmap(value)(split.x, split.weights)
+        return systems.total_log_z(system), values, system.min_cess
+
+    return propose
+
+
 def run_pair(
     propose: Propose,
-    shapes: PyTree,
     key: Key,
     k: int,
     m: int,
@@ -185,7 +207,9 @@ def run_pair(
 
     zero = jnp.zeros((), dtype)
     count = jnp.zeros((), jnp.int32)
-    start = Chain(zero, jax.tree.map(jnp.zeros_like, shapes))
+    _, values, _ = jax.eval_shape(propose, key[None])
+    empty = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), values)
+    start = Chain(zero, empty)
     result = PairOutcome(
         total=start.value,
         meeting_time=count - 1,
@@ -222,24 +246,9 @@ def _run_pairs(
     :param window: k, m and the largest number of systems.
     """
 
-    def as_float(s):
-        return jax.ShapeDtypeStruct(s.shape, jnp.result_type(float))
-
-    shapes = jax.tree.map(as_float, shapes_of(fn, blocks_of(path.graph)))
-
     def run(keys, shared, *_):
-        path, ladder, sweeps = shared
-
-        def propose(keys):
-            system = systems.draw_initial(path, keys, num)
-            system = systems.run_rungs(
-                path, ladder.places, 1, ladder.count, system, keys, sweeps
-            )
-            x = systems.all_blocks(path, system, keys)
-            value = systems.weighted_mean(fn, x, system)
-            return systems.total_log_z(system), value, system.min_cess
-
-        return lax.map(lambda key: run_pair(propose, shapes, key, *window), keys), ()
+        propose = proposal(partial(systems.weighted_mean, fn), num, *shared)
+        return lax.map(lambda key: run_pair(propose, key, *window), keys), ()
 
     outcome, _ = sharding.shard_jobs(run, keys, (path, ladder, sweeps), len(keys))
     return sharding.replicate(outcome)

@@ -31,6 +31,7 @@ from ebmpp.core import (
     Blocks,
     Keys,
     Params,
+    PerRow,
     Scalar,
     at_index,
     full_precision,
@@ -298,13 +299,10 @@ def all_blocks(path: Path, system: Systems, keys: IslandKeys) -> Blocks:
 
 
 @full_precision
-def weighted_mean(fn: Callable[[Blocks], PyTree], x: Blocks, system: Systems) -> PyTree:
-    """Return the mean of ``fn`` over each system's particles."""
-    weights = system.weights
-    dot = jax.vmap(lambda weights, values: jnp.tensordot(weights, values, 1))
+def weighted_mean(fn: Callable[[Blocks], PyTree], x: Blocks, weights: PerRow) -> PyTree:
+    """Return the mean of ``fn`` over a system's particles."""
 
     def mean(values):
-        values = values.reshape(*weights.shape, *values.shape[1:])
-        return dot(weights, values.astype(weights.dtype))
+        return jnp.tensordot(weights, values.astype(weights.dtype), 1)
 
     return jax.tree.map(mean, jax.vmap(fn)(dict(x)))

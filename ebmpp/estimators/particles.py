@@ -343,9 +343,7 @@ class ParticleUCD(Estimator):
 
             def run_one(number):
                 pair_key = random.fold_in(key, number)
-                return run_pair(
-                    propose, params, pair_key, self.k, self.m, self.max_systems
-                )
+                return run_pair(propose, pair_key, self.k, self.m, self.max_systems)
 
             return lax.map(run_one, numbers), ()
 

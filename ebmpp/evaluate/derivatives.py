@@ -29,6 +29,10 @@ from jax import Array, lax
 import jax.numpy as jnp
 import optax
 
+from ebmpp.annealing.ladder import find_ladder
+from ebmpp.annealing.particle_pairs import proposal, run_pair
+from ebmpp.annealing.path import Path
+from ebmpp.annealing.reference import reference
 from ebmpp.core import (
     Blocks,
     Counts,
@@ -56,6 +60,7 @@ from ebmpp.coupling.expectation import NEVER, Pooled
 from ebmpp.coupling.slots import Fresh, Outcome, Window
 from ebmpp.errors import ArgumentError
 from ebmpp.exact import enumeration
+from ebmpp.exact.shifted import Shifted
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Move, Pool, Target
@@ -64,6 +69,7 @@ from ebmpp.moves.sweeps import (
     CouplingLike,
     check_params,
     resolve_moves,
+    single_moves,
     with_pool,
 )
 
@@ -86,7 +92,10 @@ class _Pairs(NamedTuple):
     num_rows: int
     num_pairs: int
     moves: tuple[Move, ...]
-    max_sweeps: int
+    limit: int
+    # a pilot counts no state, and shares the program of the estimate
+    num_runs = 2
+    first_window = NEVER, 1, 1
 
     def run(
         self, inputs: _Inputs, key: Key, window: Window, sums: Accumulator
@@ -104,10 +113,58 @@ class _Pairs(NamedTuple):
         return run_pairs.fn(target, self.moves, sums, None, x, y, run_key, window)
 
 
+class _Particles(NamedTuple):
+    """Settings of coupled chains of particle systems."""
+
+    graph: FactorGraph
+    fn: Callable[..., PyTree]
+    num_pairs: int
+    num_particles: int
+    limit: int
+    num_runs = 1
+    first_window = 0, 0, 1  # one sum per pair, already a mean
+
+    def run(
+        self, inputs: _Inputs, key: Key, window: Window, sums: Accumulator
+    ) -> Outcome:
+        """Run the pairs in turn, with the rungs of a pilot."""
+        graph = self.graph
+        params = inputs.params
+        target = Target(graph, params)
+        moves = single_moves("expectation: moves", graph, None)
+        eta0 = reference(graph, Shifted(params, {}), key, moves=moves)
+        path = Path.line(graph, eta0, params, moves)
+        num = self.num_particles
+        ladder_key, run_key = random.fold_in(key, jnp.arange(2))
+        # as ParticleUCD's; a path of more rungs ends with a long one, without bias
+        ladder = find_ladder(path, ladder_key, num, 0.95, 1024)
+        empty = sums.init(target, 1)
+
+        def run_one(total, number):
+            # one sum for all pairs, or the row of this one
+            jobs = jnp.full(num, 0 if sums.per_job else number)
+            add_states = partial(sums.add, target, empty, jobs=jobs)
+            propose = proposal(add_states, num, path, ladder)
+            pair_key = random.fold_in(run_key, number)
+            pair = run_pair(propose, pair_key, 0, 1, self.limit)
+
+            def add(total, h):
+                return total.at[number].set(h[0]) if sums.per_job else total + h
+
+            tau = jnp.where(pair.broken, -1, pair.meeting_time)
+            return jax.tree.map(add, total, pair.total), tau
+
+        count = self.num_pairs
+        result = lax.scan(run_one, sums.init(target, count), jnp.arange(count))
+        return Outcome(*result, jnp.ones(()), None)
+
+
 @compiled(statics=1, size=64, unbounded=True)
-def _forward(pairs: _Pairs, inputs: _Inputs, key: Key) -> tuple[PyTree, tuple]:
+def _forward(
+    pairs: _Pairs | _Particles, inputs: _Inputs, key: Key
+) -> tuple[PyTree, tuple]:
     """Return the mean, and estimates by each pair with what they are run again with."""
-    limit = pairs.max_sweeps
+    limit = pairs.limit
     sums = Function(lambda x: pairs.fn(x, *inputs.closed), blocks_of(pairs.graph))
 
     def run(window, key):
@@ -124,10 +181,9 @@ def _forward(pairs: _Pairs, inputs: _Inputs, key: Key) -> tuple[PyTree, tuple]:
         h = jax.tree.map(average, outcome.total)
         return window._replace(k=lag, m=2 * lag, lag=lag), (h, key, window)
 
-    # the pilot counts no state, and shares the program of the estimate
-    pilot = Window(*map(jnp.int32, (NEVER, 1, 1, limit)))
-    _, runs = lax.scan(run, pilot, random.fold_in(key, jnp.arange(2)))
-    h, key, window = at_index(runs, 1)
+    first = Window(*map(jnp.int32, (*pairs.first_window, limit)))
+    _, runs = lax.scan(run, first, random.fold_in(key, jnp.arange(pairs.num_runs)))
+    h, key, window = at_index(runs, -1)
 
     def mean(h):
         return h.reshape(-1, pairs.num_pairs, *h.shape[1:]).mean(1)
@@ -142,7 +198,7 @@ class _Surrogate(NamedTuple):
     :param others: mean of s over the other pairs, for each pair.
     """
 
-    pairs: _Pairs
+    pairs: _Pairs | _Particles
     inputs: _Inputs
     cotangent: PyTree
     others: PerRow
@@ -176,7 +232,9 @@ class _Surrogate(NamedTuple):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 @compiled(statics=1, size=64, unbounded=True)
-def _gradient(pairs: _Pairs, residuals: tuple, cotangent: PyTree) -> _Inputs:
+def _gradient(
+    pairs: _Pairs | _Particles, residuals: tuple, cotangent: PyTree
+) -> _Inputs:
     inputs, h, key, window = residuals
     by_pair = jax.tree.map(lambda g: g.repeat(pairs.num_pairs, 0), cotangent)
     s = jnp.reshape(jax.vmap(optax.tree.vdot)(by_pair, h), (-1, pairs.num_pairs))
@@ -222,6 +280,7 @@ def expectation(
     *,
     rng_key: Array,
     num_pairs: int = 100,
+    num_particles: int = 1000,
     method: CouplingLike = "gibbs",
     pool: Pooled = None,
     max_sweeps: int | None = None,
@@ -242,22 +301,26 @@ def expectation(
     target)`` has the expectation of the squared error, and unbiased derivatives.
 
     A pilot of as many other pairs chooses the window of the pairs, k = lag = the 0.95
-    quantile of its meeting times and m = 2 lag. The backward pass runs the pairs again,
-    in about the time of the forward pass. Each new function is compiled for seconds:
-    call inside ``jax.jit``, or pass the same function again.
+    quantile of its meeting times and m = 2 lag. Particle systems have k = 0 and m = 1,
+    and a pilot for their rungs. The backward pass runs the pairs again, in about the
+    time of the forward pass. Each new function is compiled for seconds: call inside
+    ``jax.jit``, or pass the same function again.
 
     :param fn: from one state (a dict of all blocks, without batch axes) to a pytree of
         numbers. It may close over traced values.
     :param rng_key: a jax key.
     :param num_pairs: independent pairs for each clamped row, at least 2.
+    :param num_particles: particles per system, at least 2, for "particles".
     :param method: "gibbs" for chains of Gibbs sweeps; "mixture" for proposals from a
-        ``pool``, as for :class:`~ebmpp.UCD`; moves, or a function that returns moves,
+        ``pool``, as for :class:`~ebmpp.UCD`; "particles" for chains of particle
+        systems, as for :func:`~ebmpp.particle_expectation`, where Gibbs chains do not
+        meet and no block is clamped; moves, or a function that returns moves,
         as ``coupling`` of :func:`~ebmpp.unbiased_expectation`; or "exact" for the sum
         over at most 2^20 states of the free blocks, which has derivatives of all orders.
     :param pool: rows of some blocks that resemble draws of the model, for "mixture".
-    :param max_sweeps: stop a pair that has not met after so many sweeps, at least 3.
-        The values of its row are then nan, and so are all derivatives of the params.
-        None: no limit.
+    :param max_sweeps: stop a pair that has not met after so many sweeps, or particle
+        systems, at least 3. The values of its row are then nan, and so are all
+        derivatives of the params. None: no limit.
     :param clamped: clamped blocks, with or without leading axes: a layer given its
         inputs. Each row has pairs of its own.
     :return: the value of ``fn`` with the leading axes of the clamped blocks.
@@ -265,14 +328,17 @@ def expectation(
         derivative, in which the states of the pairs would count as constants. Forward
         mode raises JAX's ``TypeError``.
     :raises IntractableError: for "exact" with too many states.
-    :raises StateError: for clamped values or a pool that do not fit the graph.
+    :raises StateError: for clamped values or a pool that do not fit the graph, and for
+        clamped blocks beside "particles".
     :raises ParameterError: for params that do not fit the graph.
 
     **References**
 
     1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
        couplings*, for the estimates by pairs.
-    2. Kool, van Hoof, Welling (2019), *Buy 4 REINFORCE samples, get a baseline for
+    2. Middleton, Deligiannidis, Doucet, Jacob (2019), *Unbiased smoothing using
+       particle independent Metropolis-Hastings*, for those by particle systems.
+    3. Kool, van Hoof, Welling (2019), *Buy 4 REINFORCE samples, get a baseline for
        free!*: for independent draws the gradient is their leave-one-out estimator.
 
     **Example**
@@ -288,9 +354,10 @@ def expectation(
     """
     key = random.key_pair(checks.key("expectation: rng_key", rng_key))
     num_pairs = checks.count("expectation: num_pairs", num_pairs, 2)
-    limit = checks.optional_count("expectation: max_sweeps", max_sweeps, 3)
+    size = checks.count("expectation: num_particles", num_particles, 2)
+    limit = checks.optional_count("expectation: max_sweeps", max_sweeps, 3) or 0
     if isinstance(method, str):
-        methods = ("gibbs", "mixture", "exact")
+        methods = ("gibbs", "mixture", "particles", "exact")
         checks.choice("expectation: method", method, methods, "moves")
     target = Target.checked("expectation", graph, params, clamped)
     if target.keep:
@@ -301,15 +368,22 @@ def expectation(
     if method == "exact":
         value = _exact(target, fn)
     else:
+        is_particles = method == "particles"
+        if is_particles and clamped:
+            raise checks.state_error(
+                "expectation: clamped", 'empty for "particles"', [*clamped]
+            )
         coupling = None if method == "gibbs" else method
-        moves = resolve_moves(graph, coupling, target.clamped)
+        moves = () if is_particles else resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
         key, pool_key = random.fold_in(key, jnp.arange(2))
         target = with_pool("expectation", target, moves, pool, pool_key)
         converted, closed = jax.closure_convert(fn, state_shapes(blocks_of(graph)))
         # compiled once if it closes over known values only; a partial is not warned of
         fn = partial(converted) if closed else fn
-        pairs = _Pairs(graph, fn, target.num_rows, num_pairs, moves, limit or 0)
+        pairs = _Pairs(graph, fn, target.num_rows, num_pairs, moves, limit)
+        if is_particles:
+            pairs = _Particles(graph, fn, num_pairs, size, limit)
         inputs = _Inputs(params, closed, target.clamped, target.pool)
         value = _mean(pairs, jax.tree.map(jnp.asarray, inputs), key)
     return jax.tree.map(lambda v: v.reshape(*target.batch, *v.shape[1:]), value)

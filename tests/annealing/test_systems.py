@@ -132,9 +132,6 @@ def test_ladders_have_the_requested_threshold() -> None:
     assert rungs[1] > 2 * rungs[0]
 
 
-SHAPES = {"f": jax.ShapeDtypeStruct((2,), jnp.float32)}
-
-
 def toy(spread: float) -> particle_pairs.Propose:
     """Return a source of systems whose log Z is normal and whose value grows with it."""
 
@@ -153,9 +150,7 @@ def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
     """Under weights exp(s z) a normal z has mean s; the second value does not matter to
     Z and has mean 0."""
     spread = 0.8
-    run = jax.jit(
-        jax.vmap(lambda key: particle_pairs.run_pair(toy(spread), SHAPES, key, k, m))
-    )
+    run = jax.jit(jax.vmap(lambda key: particle_pairs.run_pair(toy(spread), key, k, m)))
     result = jax.device_get(run(keys_of(20_000, seed=10 * k + m)))
     assert_rows_law(result.total["f"], [spread, 0.0])
     tau = result.meeting_time
@@ -170,16 +165,12 @@ def test_means_over_pairs_of_systems_are_unbiased(k: int, m: int) -> None:
 
 @pytest.mark.nightly
 def test_stopped_pairs_are_unmet_and_undefined_values_broken() -> None:
-    run = jax.jit(
-        jax.vmap(lambda key: particle_pairs.run_pair(toy(3.0), SHAPES, key, 0, 1, 3))
-    )
+    run = jax.jit(jax.vmap(lambda key: particle_pairs.run_pair(toy(3.0), key, 0, 1, 3)))
     result = jax.device_get(run(keys_of(2000)))
     assert set(result.meeting_time) == {-1, 1, 2} and (result.num_systems <= 3).all()
     undefined = lambda keys: (jnp.nan * jnp.ones(len(keys)), *toy(1.0)(keys)[1:])
     assert bool(
-        jax.jit(
-            lambda: particle_pairs.run_pair(undefined, SHAPES, key(0), 0, 1).broken
-        )()
+        jax.jit(lambda: particle_pairs.run_pair(undefined, key(0), 0, 1).broken)()
     )
 
 

@@ -5,6 +5,7 @@
 Tests evaluate/derivatives.py.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,32 @@ def test_values_and_derivatives_are_unbiased(method: str) -> None:
     pool = {"v": np.eye(4, dtype=np.float32)} if method == "mixture" else None
     results = repeated(method=method, pool=pool)
     jax.tree.map(lambda r, e: assert_rows_law(r, e, comparisons=24), results, exact())
+
+
+def two_modes() -> Any:
+    """Params of two modes, all units on or off, between which Gibbs chains rarely move."""
+    return {
+        "v": jnp.float32([-5.5, -6.0, -6.0, -6.2]),
+        "h": jnp.full(3, -8.0),
+        "v:h": jnp.full((4, 3), 4.0),
+    }
+
+
+def test_particles_are_unbiased_where_gibbs_chains_do_not_meet() -> None:
+    args = two_modes(), WEIGHT, jnp.int32(1)
+    options = {"num_pairs": 8, "num_particles": 20, "max_sweeps": 1000}
+
+    def both(*args: Any, **options: Any) -> Any:
+        value = lambda *args: loss(*args, **options)
+        return jax.value_and_grad(value, argnums=(0, 1))(*args)
+
+    step = jax.jit(partial(both, method="particles", **options))
+    results = [step(*args, key) for key in jax.random.split(zoo.KEY, 100)]
+    results = jax.tree.map(lambda *values: np.stack(values), *results)
+    truth = both(*args, zoo.KEY, method="exact")
+    jax.tree.map(lambda r, e: assert_rows_law(r, e, comparisons=24), results, truth)
+    gibbs, _ = jax.jit(partial(both, **options))(*args, zoo.KEY)
+    assert np.isnan(gibbs)
 
 
 def test_exact_sums_have_derivatives_of_all_orders() -> None:
@@ -155,11 +182,13 @@ def test_a_batch_of_params_is_that_of_single_calls() -> None:
     )
 
 
-def test_unmet_pairs_and_params_that_are_not_finite_give_nan() -> None:
-    params = jax.tree.map(lambda a: 4 * a, zoo.params("rbm"))
+@pytest.mark.parametrize("method", ["gibbs", "particles"])
+def test_unmet_pairs_and_params_that_are_not_finite_give_nan(method: str) -> None:
+    params = two_modes()
+    options = {"max_sweeps": 3, "num_pairs": 20, "num_particles": 2}
     step = jax.jit(
         jax.value_and_grad(
-            lambda p: loss(p, WEIGHT, 1, zoo.KEY, max_sweeps=3, num_pairs=100)
+            lambda p: loss(p, WEIGHT, 1, zoo.KEY, method=method, **options)
         )
     )
     for p in (params, {**params, "v": jnp.full(4, jnp.nan)}):
