@@ -13,6 +13,7 @@ import zoo
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import ebmpp
 from ebmpp import (
@@ -119,6 +120,7 @@ def test_training(estimator: Any) -> None:
         RBM,
         DATA,
         estimator=estimator,
+        optimizer=optax.sgd(0.1),  # optax.adam mixes dtypes
         num_steps=2,
         batch_size=6,
         rng_key=KEY,
@@ -144,6 +146,7 @@ def test_paths(name: str) -> None:
             num_steps=3,
             rng_key=KEY,
             estimator=ebmpp.CD(),
+            optimizer=optax.sgd(0.1),
             keep_path=2,
             progress_bar=False,
         )
