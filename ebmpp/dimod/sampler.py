@@ -30,7 +30,7 @@ class BoltzmannSampler(dimod.Sampler):
     >>> from ebmpp.dimod import BoltzmannSampler
     >>> bqm = dimod.BinaryQuadraticModel({}, {"ab": -1.0, "bc": -1.0}, "SPIN")
     >>> reads = BoltzmannSampler().sample(bqm, beta=5.0, num_reads=20, num_sweeps=20, seed=0)
-    >>> reads.first.energy
+    >>> float(reads.first.energy)
     -2.0
     """
 

@@ -73,7 +73,7 @@ def check(graph: FactorGraph, params: dict, log_weights: np.ndarray) -> None:
     values = np.asarray(family.states())
     table = statistics(family, values)
     for part, held in enumerate(graph.splits["x"].units):
-        eta = energy.natural_part(graph, params, given, units, "x", context, part)
+        eta, _ = energy.natural_part(graph, params, given, units, "x", context, part)
         eta = np.asarray(eta).reshape(20, -1, table.shape[1])
         for column, unit in enumerate(held):
             for row, natural in zip(given["x"], eta[:, column]):
