@@ -111,7 +111,7 @@ def estimate(
     :param prior: a function of the params to their log density up to a constant, which
         is added to the log-likelihood.
     :param params: initial params, default ``graph.init(rng_key, data)``. With latents,
-        those of :func:`ebmpp.fit` are better.
+        the params of :func:`ebmpp.fit` are better.
     :param num_pairs: coupled pairs per run, several times the number of params.
     :param num_steps: most runs whose mean is a step; fewer if the Monte Carlo error is a
         hundredth of the standard error.
@@ -221,10 +221,10 @@ class _Point(NamedTuple):
         is_extreme = (data.min(0) >= model.max(0) - slack) & (np.ptp(data, 0) <= slack)
         is_held = ((directions @ self.penalty) * directions).sum(1) > 0
         has_varied = np.concatenate([widest, widest, slack[-1:]]) > 0
-        found = np.flatnonzero(is_extreme & ~is_held & has_varied)
-        if len(step) * 2 in found[:1]:
+        numbers = np.flatnonzero(is_extreme & ~is_held & has_varied)
+        if len(step) * 2 in numbers[:1]:
             return np.flatnonzero(np.abs(step) >= np.abs(step).max() / 2)
-        return np.unique(found[found < len(step) * 2] % len(step))
+        return np.unique(numbers[numbers < len(step) * 2] % len(step))
 
     def has_two_phases(self) -> bool:
         """Return True if states of the model are of two kinds, and the rows are not.
