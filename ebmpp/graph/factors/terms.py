@@ -162,7 +162,6 @@ class Terms:
                 for slot, v in current.sums.items()
             }
             new = self.evaluate(prepared, at, sums)
-            # rows are contiguous, so this is faster than a gather of a table
             changes = new.elements - current.elements
             return jax.ops.segment_sum(changes, owner, len(old)), new
 
