@@ -82,6 +82,26 @@ def test_a_name_is_described_once_and_is_there() -> None:
     assert all(object_at(path) is not None for path in described())
 
 
+#: Modules whose functions are public without a list.
+OPEN = {
+    "ebmpp.contrib.readers",
+    "ebmpp.core.random",
+    "ebmpp.errors",
+    "ebmpp.optimizers",
+    "ebmpp.plots",
+}
+
+
+def test_only_public_names_are_described() -> None:
+    names = [n for n in described() if not inspect.ismodule(object_at(n))]
+    private = []
+    for path in names:
+        face, _, name = path.rpartition(".")
+        if face not in OPEN and name not in object_at(face).__all__:
+            private.append(path)
+    assert not private, "export them, or take them off the reference"
+
+
 def test_the_table_of_the_root_is_whole() -> None:
     listed = re.findall(
         r"^   (\w+)$", (ROOT / "docs/reference/index.rst").read_text(), re.MULTILINE

@@ -216,7 +216,7 @@ def unbiased_expectation(
     :param coupling: "maximal" (the default), "maximal_independent", "common",
         "reflection" or "independent" for every layer, or a sequence with one of these
         per layer; "mixture", :func:`~ebmpp.moves.tempered`, moves, or a function that
-        returns moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. With Metropolis
+        returns moves: see :func:`ebmpp.moves.resolve_moves`. With Metropolis
         moves a warning is given if all pairs met at the first coupled sweep, since then
         no correction was observed. "mixture" adds proposals from a ``pool``
         (:func:`ebmpp.moves.mixture_sweep`): pairs that accept them meet within a few

@@ -54,7 +54,7 @@ class Window(NamedTuple):
     lag: Any
     max_sweeps: Any
     """Sweeps of the leading chain after which an unmet pair stops; 0 for no limit.
-    A draw may take at most :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials, and at
+    A draw may take at most ``MOST_TRIALS`` trials, and at
     most 1024 times this limit."""
 
     def after(
@@ -119,7 +119,7 @@ class Outcome(NamedTuple):
     acceptance: Scalar | None
     """Acceptance in the leading chains' first ``lag`` sweeps; None without Metropolis moves."""
     broken: Scalar | int = 0
-    """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.couplings.Attempt`."""
+    """Number of pairs stopped by a failed draw: see :class:`~ebmpp.moves.Attempt`."""
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,7 @@ cancels.
 
 The residual of a maximal coupling is a rejection sampler, which runs one trial per
 call: a rejected row *stalls*, and is tried again with other words. A row that still
-stalls after :data:`MOST_TRIALS` is flagged.
+stalls after 2**24 trials (``MOST_TRIALS``) is flagged.
 
 Whether a pair agrees on a block is reported by the coupling, not read off the values:
 XLA may compute a value that both chains share twice, and round it differently.

@@ -90,7 +90,7 @@ class Forests(Move[tuple[Array, Array]]):
             values.
         :return: by block ``(rows, units, K)``, for the K values in rising order; and by
             two blocks the probabilities of neighbours,
-            :class:`~ebmpp.moves.forests.PairMarginals`.
+            :class:`~ebmpp.moves.PairMarginals`.
         """
         tables, unary, pairwise = self._weighted(target, x)
         single, pairs = forests.marginals(tables.forest, unary, pairwise)

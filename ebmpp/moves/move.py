@@ -320,7 +320,7 @@ def coupled_sweep(
     Trial r of move i draws from ``fold_in(keys, i, r)``.
 
     :return: both chains; rows that agree on all blocks, with values that are equal bit
-        by bit; broken rows (see :class:`~ebmpp.moves.couplings.Attempt`); and the
+        by bit; broken rows (see :class:`~ebmpp.moves.Attempt`); and the
         number of proposals that each row accepted.
     """
     rows = len(keys)
@@ -418,7 +418,7 @@ class Layer(Move[PyTree]):
 
     :param blocks: blocks that do not interact.
     :param kind: coupling of pairs: "maximal", "maximal_independent", "common",
-        "reflection" or "independent"; see :mod:`ebmpp.moves.couplings`.
+        "reflection" or "independent"; see :func:`ebmpp.moves.resolve_moves`.
     """
 
     blocks: tuple[str, ...]

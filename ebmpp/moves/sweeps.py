@@ -58,8 +58,9 @@ def resolve_moves(
     """Return the moves of a coupled sweep.
 
     :param coupling: "maximal", "maximal_independent", "common", "reflection" or
-        "independent" for every layer, or one per layer, or None (see
-        :func:`ebmpp.moves.couplings.resolve`); "mixture" for
+        "independent" for every layer, or one per layer; None is "maximal". Algorithm 3
+        of Qiu et al. (2020) is ``("maximal", "common")``, their Algorithm 1
+        ``("maximal_independent", "independent")``. Otherwise "mixture" for
         :func:`~ebmpp.moves.mixture_sweep`; one or several moves; or a function of the
         graph and its clamped blocks that returns moves, such as
         :func:`~ebmpp.moves.cluster_sweep`.

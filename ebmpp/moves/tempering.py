@@ -326,7 +326,7 @@ def tempered_sweep(
 ) -> TemperedSweep:
     """Return the move of :class:`~ebmpp.ParallelTempering`, and of pairs with :func:`tempered`.
 
-    :param coupling: see :func:`ebmpp.moves.couplings.resolve`.
+    :param coupling: see :func:`ebmpp.moves.resolve_moves`.
     :param hottest: see :class:`TemperedSweep`.
     """
     blocks = schedule(graph, (*clamped, *summed))

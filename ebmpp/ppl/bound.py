@@ -259,7 +259,7 @@ def couple(
     :param keys: of this sweep, ``(rows, 2)``.
     :param moves: forests of the sites, in place of their layers.
     :return: both chains, and which rows are broken (see
-        :class:`~ebmpp.moves.couplings.Attempt`).
+        :class:`~ebmpp.moves.Attempt`).
     """
     graph = bounds[0].graph
     equal_params = jnp.broadcast_to(_same_params(*bounds), len(keys))

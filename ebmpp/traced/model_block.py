@@ -52,12 +52,11 @@ class ModelKernel(block.Block):
     """A block of sites of a NumPyro model, which :meth:`ebmpp.GibbsBlock.from_model` makes.
 
     The model's log density is traced once, and which of its terms read which units is
-    read off the traced program, erring toward interaction
-    (:mod:`ebmpp.dependence`). The discrete units that interact are coloured. A
-    sweep first draws the latents of energy priors (``ebmpp.traced.sweep.augmented``),
-    then the discrete sites layer by layer, each from K evaluations of the model for
-    units of K values, then the continuous sites, each from derivatives of the log
-    density (``ebmpp.traced.sweep.continuous``).
+    read off the traced program, erring toward interaction. The discrete units that
+    interact are coloured. A sweep first draws the latents of energy priors
+    (``ebmpp.traced.sweep.augmented``), then the discrete sites layer by layer, each
+    from K evaluations of the model for units of K values, then the continuous sites,
+    each from derivatives of the log density (``ebmpp.traced.sweep.continuous``).
 
     :param args: the model's arguments. Later calls may have arrays with other values,
         but not other shapes.
@@ -350,7 +349,7 @@ class ModelKernel(block.Block):
         transitions.
 
         :return: by the sites of the two units,
-            :class:`~ebmpp.moves.forests.PairMarginals`.
+            :class:`~ebmpp.moves.PairMarginals`.
         """
         _, table = self._summed("marginals", values, model_args, model_kwargs)
         sums = self.sweep.sums

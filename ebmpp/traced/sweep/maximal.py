@@ -56,7 +56,7 @@ def maximal(
     :param key: a jax key, or a key pair ``(2,)``. Trial i draws from the words folded
         with i: a key that ``jax.random`` derives compiles eight kernels, this one.
     :return: the two draws, and False after a log density that is nan, or
-        :data:`~ebmpp.moves.couplings.MOST_TRIALS` trials.
+        ``MOST_TRIALS`` trials.
     """
     words = random.key_pair(key)
 
