@@ -70,7 +70,8 @@ from ebmpp.kernels import (
 )
 from ebmpp.ppl import EnergyDistribution, GibbsBlock
 from ebmpp.training import (
-    Fit,
+    EarlyStop,
+    FitResult,
     Stage,
     estimate,
     fit,
@@ -96,12 +97,13 @@ __all__ = [
     "Centered",
     "Convolution",
     "Coupling",
+    "EarlyStop",
     "EnergyDistribution",
     "Exponential",
     "Factor",
     "FactorGraph",
     "Family",
-    "Fit",
+    "FitResult",
     "Gaussian",
     "GibbsBlock",
     "Hyperedges",

@@ -30,7 +30,7 @@ import jax.monitoring
 import optax
 
 import ebmpp
-from ebmpp import Bernoulli, Fit
+from ebmpp import Bernoulli, FitResult
 from ebmpp.core import Params, State
 from ebmpp.errors import ArgumentError
 from ebmpp.estimators import Estimator
@@ -74,7 +74,7 @@ METHODS = {
 class Run(NamedTuple):
     """A fit, and the seconds that it took until each value of its monitors."""
 
-    fit: Fit
+    fit: FitResult
     seconds: list[float]
 
 

@@ -97,7 +97,7 @@ def declare(columns: int, bins: int, latent: int) -> FactorGraph:
     return ebmpp.layered(v=Categorical(columns, bins), h=Bernoulli(latent))
 
 
-def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
+def train(graph: FactorGraph, args: argparse.Namespace) -> ebmpp.FitResult:
     """Train by Adam at a decaying rate, with weight decay because tables are small."""
     decay = optax.add_decayed_weights(args.decay, {"v": False, "h": False, "v:h": True})
     return common.train(

@@ -119,7 +119,7 @@ def estimator(loss: str, args: argparse.Namespace) -> Any:
     return Discriminative("y", generative if loss == "hybrid" else None, args.weight)
 
 
-def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.Fit:
+def train(graph: FactorGraph, loss: str, args: argparse.Namespace) -> ebmpp.FitResult:
     """Train by Adam at a decaying rate; the last params are reported, not the best ones."""
     held_out = args.digits.held_out
 

@@ -82,7 +82,7 @@ def pooled(filters: Array, image: Array, pool: int) -> Array:
 
 
 def evaluate(
-    machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any
+    machine: FactorGraph, fit: ebmpp.FitResult, args: argparse.Namespace, samples: Any
 ) -> None:
     """Print bounds of the held-out log-likelihood, and meeting times."""
     held_out = args.images.held_out
@@ -130,7 +130,7 @@ def evaluate(
 
 
 def pictures(
-    machine: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace, samples: Any
+    machine: FactorGraph, fit: ebmpp.FitResult, args: argparse.Namespace, samples: Any
 ) -> dict[str, Any]:
     """Draw real images beside samples, the filters, and the history of training."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 4.9), layout="constrained")

@@ -218,7 +218,7 @@ def estimator(args: argparse.Namespace) -> Estimator:
     return Centered(pcd, rates=rates) if args.estimator == "centered" else pcd
 
 
-def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.Fit:
+def train(dbm: FactorGraph, args: argparse.Namespace) -> ebmpp.FitResult:
     """Train by plain gradient steps at a decaying rate, or by the recipe."""
     rows = args.images.rows
     if rows is not None and rows.grey is not None:
@@ -283,7 +283,7 @@ def complete(
     return data.intensities(halves), data.intensities(jnp.where(known, rows, mean))
 
 
-def _samples(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
+def _samples(dbm: FactorGraph, fit: ebmpp.FitResult, args: argparse.Namespace) -> Any:
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.2), layout="constrained")
     images = {"real images": args.images.intensities(args.images.train[:_SHOWN])}
     for sweeps, origin in (
@@ -297,7 +297,9 @@ def _samples(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
     return figure
 
 
-def _completions(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
+def _completions(
+    dbm: FactorGraph, fit: ebmpp.FitResult, args: argparse.Namespace
+) -> Any:
     halves, completed = complete(dbm, fit.params, args.images, args.seed)
     truth = args.images.intensities(args.images.held_out[:_HELD_OUT])
     figure, axes = plt.subplots(3, 1, figsize=(7, 5), layout="constrained")
@@ -307,7 +309,7 @@ def _completions(dbm: FactorGraph, fit: ebmpp.Fit, args: argparse.Namespace) -> 
     return figure
 
 
-def report(fit: ebmpp.Fit) -> None:
+def report(fit: ebmpp.FitResult) -> None:
     """Print meeting times of the last steps."""
     last = fit.history.isel(step=slice(-100, None)).mean()
     for phase, name in (("", "model"), ("posterior_", "posterior")):

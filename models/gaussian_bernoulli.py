@@ -165,7 +165,7 @@ def estimator(args: argparse.Namespace) -> UCD | PCD:
 # -- training and evaluation ---------------------------------------------------------
 
 
-def train(args: argparse.Namespace) -> ebmpp.Fit:
+def train(args: argparse.Namespace) -> ebmpp.FitResult:
     """Train, with the exact likelihood as a monitor for few latents."""
     monitors = {}
     if args.latent <= _EXACT:
@@ -202,7 +202,7 @@ def gaussians(data: Images) -> dict[str, float]:
     }
 
 
-def held_out(fit: ebmpp.Fit, args: argparse.Namespace) -> str:
+def held_out(fit: ebmpp.FitResult, args: argparse.Namespace) -> str:
     """Return the mean log-likelihood of held-out images as text."""
     if args.latent <= _EXACT:
         return f"{float(fit.history.log_likelihood_held_out[-1]):.2f} per image, exact"
@@ -219,7 +219,7 @@ def held_out(fit: ebmpp.Fit, args: argparse.Namespace) -> str:
     return f"{float(value):.2f} per image ({common.describe_ais(ais)})"
 
 
-def sample(fit: ebmpp.Fit, args: argparse.Namespace) -> dict[str, Any]:
+def sample(fit: ebmpp.FitResult, args: argparse.Namespace) -> dict[str, Any]:
     """Run chains from noise by both samplers."""
     kernels = {
         "Gibbs": ebmpp.BlockedGibbs(fit.graph),
@@ -247,7 +247,9 @@ def relative_variance(mcmc: Any, moments: dict[str, Array]) -> str:
 # -- report --------------------------------------------------------------------------
 
 
-def _samples(fit: ebmpp.Fit, args: argparse.Namespace, runs: dict[str, Any]) -> Any:
+def _samples(
+    fit: ebmpp.FitResult, args: argparse.Namespace, runs: dict[str, Any]
+) -> Any:
     data = args.images
     figure, axes = plt.subplots(2, 2, figsize=(9.4, 6.4), layout="constrained")
     rows = {"real images, held out": data.held_out[:_SHOWN]}
@@ -263,7 +265,7 @@ def _samples(fit: ebmpp.Fit, args: argparse.Namespace, runs: dict[str, Any]) -> 
     return figure
 
 
-def _params(fit: ebmpp.Fit, args: argparse.Namespace) -> Any:
+def _params(fit: ebmpp.FitResult, args: argparse.Namespace) -> Any:
     p = fit.params["v:h"]
     data = args.images
     figure, axes = plt.subplots(

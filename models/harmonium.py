@@ -197,7 +197,7 @@ def retrieval(
     return float(average.mean()), float(hits[:, :10].mean()), np.array(at)
 
 
-def likelihood(fit: ebmpp.Fit, first: Any, args: argparse.Namespace) -> str:
+def likelihood(fit: ebmpp.FitResult, first: Any, args: argparse.Namespace) -> str:
     """Describe the held-out log-likelihood per window, with log Z by AIS, beside
     independent words."""
     rows = windows(

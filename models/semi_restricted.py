@@ -45,7 +45,7 @@ class Machine(NamedTuple):
     """A trained machine, its samples and its coupled chains."""
 
     graph: FactorGraph
-    fit: ebmpp.Fit
+    fit: ebmpp.FitResult
     samples: np.ndarray
     meeting: MCMC
 

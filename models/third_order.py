@@ -125,7 +125,7 @@ def transferred(machine: FactorGraph, params: Any, data: Pairs) -> float:
 
 
 def pictures(
-    machine: FactorGraph, fit: ebmpp.Fit, new: Pairs, others: np.ndarray
+    machine: FactorGraph, fit: ebmpp.FitResult, new: Pairs, others: np.ndarray
 ) -> dict[str, Any]:
     """Draw analogies, one row per shift, and the filters of the factors."""
     side = math.isqrt(new.x.shape[1])

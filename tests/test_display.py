@@ -56,7 +56,7 @@ def log_z(value: float, bound: str, unbiased: bool = True) -> LogPartition:
     )
 
 
-def trained() -> ebmpp.Fit:
+def trained() -> ebmpp.FitResult:
     settings = {
         "num_steps": 5,
         "batch_size": 4,
@@ -164,7 +164,7 @@ def test_a_fit_tells_its_history_and_params() -> None:
     size = float(jnp.sqrt(jnp.mean(fit.params["v:h"] ** 2)))
     assert line(fit, "v:h")[-1] == f"{size:.4g}"
     expected = (
-        "Fit(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at "
+        "FitResult(5 steps by UCD(num_pairs=2), 19 params in 3 factors, best at "
         f"step {fit.best_step})"
     )
     assert repr(fit) == expected

@@ -242,7 +242,7 @@ def estimator(name: str, graph: FactorGraph, chains: int) -> Estimator:
 
 def train(
     name: str, graph: FactorGraph, data: Data, seed: int, args: argparse.Namespace
-) -> ebmpp.Fit:
+) -> ebmpp.FitResult:
     """Train by plain steps, or by Adam's for grey pixels, at a rate that decays along a cosine."""
     method = METHODS[name]
     schedule = optax.cosine_decay_schedule(method.rate, args.steps, alpha=0.04)

@@ -22,7 +22,7 @@ def ising() -> list[Row]:
     params = jax.tree.map(jnp.zeros_like, graph.init(jax.random.key(0)))
     params[f"{block}:{block}"] += critical
     mcmc = MCMC(
-        ebmpp.kernels.SwendsenWang(graph),
+        ebmpp.SwendsenWang(graph),
         num_warmup=200,
         num_samples=2000,
         num_chains=20,

@@ -134,7 +134,7 @@ class ParticleUCD(Estimator):
         large models. "training": along ``max_rungs`` params of the training so far, for
         modes that are far apart.
     :param num_pairs: pairs per step, of which the mean is taken; devices of a mesh run
-        them in parallel.
+        them in parallel. One is enough, since its systems average over particles.
     :param k: first time that counts.
     :param m: last time that counts, at least k. A step usually takes ``m + 1`` systems.
         ``k=1, m=3`` reduces the weight of corrections of pairs that met late.

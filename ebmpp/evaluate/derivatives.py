@@ -309,7 +309,8 @@ def expectation(
     :param fn: from one state (a dict of all blocks, without batch axes) to a pytree of
         numbers. It may close over traced values.
     :param rng_key: a jax key.
-    :param num_pairs: independent pairs for each clamped row, at least 2.
+    :param num_pairs: independent pairs for each clamped row, at least 2. The default is
+        that of a step of training, a tenth of :func:`~ebmpp.unbiased_expectation`'s.
     :param num_particles: particles per system, at least 2, for "particles".
     :param method: "gibbs" for chains of Gibbs sweeps; "mixture" for proposals from a
         ``pool``, as for :class:`~ebmpp.UCD`; "particles" for chains of particle

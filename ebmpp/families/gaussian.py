@@ -28,7 +28,9 @@ class Gaussian(Family):
     x; the precision then comes from the block's bias.
 
     :param shape: shape of the block.
-    :param variance: "unit" or "learned".
+    :param variance: "unit" (the default: with discrete latents every value of the params
+        has a normalisable density) or "learned" (for standardised columns: their variance
+        is 1 in all, and given the latents must be less).
     :raises ArgumentError: for another ``variance``.
     """
 

@@ -91,11 +91,13 @@ class MaximalCoupling(RowKernel[CouplingState]):
     :func:`~ebmpp.to_datatree` adds a group ``meeting``. Params and clamped blocks are
     passed as to :class:`BlockedGibbs`. Both chains of a pair have the same start.
 
-    :param lag: sweeps by which the leading chain is ahead, at least 1.
+    :param lag: sweeps by which the leading chain is ahead, at least 1. A kernel cannot
+        run a pilot; 1 gives the shortest runs and the same draws, and a lag near the
+        largest meeting time a sharper :func:`~ebmpp.tv_upper_bound`.
     :param coupling: "maximal" (the default), "maximal_independent", "common",
         "reflection" or "independent" for every layer, or a sequence of these, one per
         layer; "mixture"; :func:`~ebmpp.moves.tempered` for pairs of tempered ensembles;
-        or moves: see :func:`ebmpp.moves.sweeps.resolve_moves`. For "mixture" pass a
+        or moves: see :func:`ebmpp.moves.resolve_moves`. For "mixture" pass a
         pool beside the params: ``mcmc.run(key, params, pool=mixture_pool(...))``, see
         :func:`ebmpp.coupling.mixture_pool`.
     :param init: "uniform", or "local_mode": one sweep from a local mode.

@@ -82,7 +82,10 @@ class CoupledComposite(MCMCKernel):
     :param steps: blocks (:class:`~ebmpp.GibbsBlock`, also ``GibbsBlock.from_model``),
         :class:`Conjugate` and :class:`CoupledHMC` objects, in the order of a sweep.
         They define the posterior.
-    :param lag: sweeps that the leading chain is ahead, at least 1.
+    :param lag: sweeps that the leading chain is ahead, at least 1, in
+        :class:`numpyro.infer.MCMC`, where no pilot can choose it; as in
+        :class:`~ebmpp.MaximalCoupling`. :func:`ebmpp.ppl.composite_expectation` takes
+        it from a pilot.
     :param coupling: of the layers of graphs: "maximal" (the default),
         "maximal_independent", "common", "reflection" or "independent".
     :param starts: a distribution of starts, as :meth:`from_model` sets it.

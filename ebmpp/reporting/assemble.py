@@ -70,13 +70,13 @@ def report(
     *,
     rng_key: Array,
     held_out: StateLike | None = None,
-    file: str | os.PathLike[str] | None = "report.html",
+    file: str | os.PathLike[str] | None = None,
     budget: str | Budget = "quick",
     image_shape: samples.ImageShape = None,
     history: object = None,
     title: str = "Report on an energy-based model",
 ) -> Report:
-    """Write one self-contained HTML page on a trained model.
+    """Return one self-contained HTML page on a trained model, and write it to ``file``.
 
     The page begins with a verdict: results to be doubted and checks that passed. Its
     sections are the declaration; the log-likelihood of training and held-out rows,
@@ -89,8 +89,9 @@ def report(
     :param data: training rows.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.
-    :param file: file to write, atomically; None for none. If the disk fails, a warning
-        says so and the result has the page.
+    :param file: file to write, atomically, such as "report.html". None, the default,
+        writes nothing: the result has the page as ``html``, and a notebook shows it. If
+        the disk fails, a warning says so.
     :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough",
         or a :class:`ebmpp.reporting.Budget`.
     :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by

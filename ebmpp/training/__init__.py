@@ -7,13 +7,13 @@ from ebmpp.training.callbacks import EarlyStop, Progress
 from ebmpp.training.estimates import Estimates
 from ebmpp.training.estimation import estimate
 from ebmpp.training.fitting import fit
-from ebmpp.training.result import Fit
+from ebmpp.training.result import FitResult
 from ebmpp.training.steps import Stage
 
 __all__ = [
     "EarlyStop",
     "Estimates",
-    "Fit",
+    "FitResult",
     "Progress",
     "Stage",
     "estimate",

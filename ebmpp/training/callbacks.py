@@ -26,7 +26,7 @@ class Progress:
 
     :param step: number of steps done.
     :param params: params after these steps, as is ``estimator_state``.
-    :param history: the history so far, as in :class:`ebmpp.Fit`, including the
+    :param history: the history so far, as in :class:`ebmpp.FitResult`, including the
         monitors' values at ``step``.
     """
 

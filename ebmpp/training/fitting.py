@@ -35,7 +35,7 @@ from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
 from ebmpp.training.observers.monitoring import BestParams, Monitoring
 from ebmpp.training.observers.path import PathRecorder
 from ebmpp.training.observers.progress import Deadline, ProgressBar
-from ebmpp.training.result import Fit, Past
+from ebmpp.training.result import FitResult, Past
 from ebmpp.training.steps import Stage, Stages, TrainState
 
 _DEFAULT_STEPS = 1000
@@ -55,7 +55,7 @@ def fit(
     batch_size: int | None = None,
     weights: ArrayLike | None = None,
     params: Params | None = None,
-    start: Fit | None = None,
+    start: FitResult | None = None,
     init_scheme: str | Mapping[str, str] = "gaussian",
     monitors: Mapping[str, MonitorFn] | None = None,
     monitor_every: int = 100,
@@ -67,7 +67,7 @@ def fit(
     resume: bool = False,
     mesh: Mesh | None = None,
     progress_bar: bool = True,
-) -> Fit:
+) -> FitResult:
     """Maximise the likelihood of ``data`` by stochastic gradients.
 
     Batches are rows of a new random permutation per epoch. Up to 50 steps run in one
@@ -106,8 +106,8 @@ def fit(
         factor. Not for streams.
     :param params: initial params, cast to jax's default floats; default
         ``graph.init(rng_key, data, init_scheme)``.
-    :param start: a :class:`Fit` of the same graph and kind of estimator, whose params,
-        chains, weights, lag and optimiser state continue. With the same key, data and
+    :param start: a :class:`FitResult` of the same graph and kind of estimator, whose
+        params, chains, weights, lag and optimiser state continue. With the same key, data and
         settings the run equals the rest of one longer run. ``num_steps``, ``history``
         and ``path`` count from this call, and callbacks and ``keep_best`` see its steps
         alone; ``estimator`` and ``optimizer`` default to
@@ -122,11 +122,11 @@ def fit(
     :param callbacks: functions of a :class:`Progress`, called at each of these steps;
         one that returns True stops the run, such as :class:`EarlyStop`. An exception
         ends the run and keeps the checkpoints. It carries ``params``, ``history``,
-        ``step`` and ``fit``, a Fit so far; so does KeyboardInterrupt.
+        ``step`` and ``fit``, a FitResult so far; so does KeyboardInterrupt.
     :param keep_best: the name of a monitor, or ``(name, "min")``: keep the params at
         its best value.
     :param keep_path: keep a path from independent units at the data's base rates to the
-        model, as ``Fit.path``. At most 64 checkpoints of the params, or the number
+        model, as ``FitResult.path``. At most 64 checkpoints of the params, or the number
         given here, stay in memory. At the end they are thinned to knots between which
         half of 500 particles stay effective.
     :param checkpoint_dir: directory for checkpoints, of one run at a time. A resumed
@@ -141,6 +141,8 @@ def fit(
         another order. Under ``jax.distributed`` every process calls ``fit`` with **its
         own part** of the rows (of one size; ``batch_size`` is the total), the same
         params, and callbacks that decide alike.
+    :param progress_bar: show the steps. On by default, unlike elsewhere, since training
+        takes longest.
     :warns UserWarning: if an estimator diagnoses a problem, a path cannot be thinned, a
         monitor with ``log_likelihood=True`` falls, no step improves the monitor of
         ``keep_best`` or :class:`EarlyStop`, or coupled pairs will take too many sweeps.
@@ -178,7 +180,7 @@ def fit(
     if checks.flag("fit: resume", resume) and checkpoint_dir is None:
         raise checks.error("fit: checkpoint_dir", "given with resume=True", None)
     if start is not None:
-        checks.instance("fit: start", start, Fit, "a Fit to continue")
+        checks.instance("fit: start", start, FitResult, "a FitResult to continue")
         if params is not None:
             raise checks.error(
                 "fit: params", "None with start, which has params", params
@@ -287,7 +289,7 @@ def fit(
 
 def _resolve_stages(
     schedule: Sequence[Stage] | None,
-    start: Fit | None,
+    start: FitResult | None,
     max_seconds: float | None,
     **arguments: Any,
 ) -> tuple[Stage, ...]:
@@ -315,7 +317,9 @@ def _resolve_stages(
     return tuple(stages)
 
 
-def _one_stage(options: dict[str, Any], start: Fit | None, has_limit: bool) -> Stage:
+def _one_stage(
+    options: dict[str, Any], start: FitResult | None, has_limit: bool
+) -> Stage:
     """Return the stage of the arguments, which ``start`` completes."""
     if start is not None:
         options.setdefault("estimator", start.past.estimator or start.estimator)
@@ -331,14 +335,14 @@ def _one_stage(options: dict[str, Any], start: Fit | None, has_limit: bool) -> S
     return Stage(**options)
 
 
-def _check_start(graph: FactorGraph, start: Fit, stage: Stage) -> None:
+def _check_start(graph: FactorGraph, start: FitResult, stage: Stage) -> None:
     """Raise ArgumentError if a run whose first stage is ``stage`` cannot continue ``start``."""
     hint = "Pass params=start.params to begin with new chains."
     if start.graph != graph:
-        expected = f"a Fit of {graph!r}"
+        expected = f"a FitResult of {graph!r}"
         raise checks.error("fit: start", expected, start.graph, hint=hint)
     if type(start.estimator) is not type(stage.estimator):
-        expected = f"a Fit by an estimator like {stage.estimator!r}"
+        expected = f"a FitResult by an estimator like {stage.estimator!r}"
         raise checks.error("fit: start", expected, start.estimator, hint=hint)
 
 
@@ -359,7 +363,7 @@ def _check_functions(
 
 def _result(
     loop: Loop, best: BestParams | None, stop: int | None, state: TrainState
-) -> Fit:
+) -> FitResult:
     """Return the run up to step ``stop``, without its path."""
     best_params, best_step = (None, None) if best is None else best.result
     history = loop.log.dataset(stop).copy(deep=True)  # writable
@@ -367,7 +371,7 @@ def _result(
     last = max(steps, 1) - 1
     number = loop.stages.at(last)
     stage = loop.stages[number]
-    return Fit(
+    return FitResult(
         graph=loop.graph,
         params=state.params,
         history=history,

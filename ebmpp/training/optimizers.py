@@ -287,7 +287,7 @@ def averaged_params(optimizer_state: PyTree) -> Params:
     """Return the mean that :func:`averaged` keeps; before its first step, the last params.
 
     :param optimizer_state: state of an optimiser with one :func:`averaged`, such as
-        ``Fit.optimizer_state``.
+        ``FitResult.optimizer_state``.
     :raises ArgumentError: for none, or more than one.
     """
     states = optax.tree.get_all_with_path(optimizer_state, AveragedState.__name__)

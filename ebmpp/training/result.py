@@ -30,7 +30,7 @@ class Past(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit(Shown):
+class FitResult(Shown):
     """A trained model.
 
     :param graph: the trained graph.
@@ -78,7 +78,7 @@ class Fit(Shown):
         by = f" by {self.estimator!r}" if self.estimator else ""
         best = "" if self.best_step is None else f", best at step {self.best_step}"
         params = sum(np.size(a) for a in jax.tree.leaves(self.params))
-        return f"Fit({steps} steps{by}, {params} params in {len(self.params)} factors{best})"
+        return f"FitResult({steps} steps{by}, {params} params in {len(self.params)} factors{best})"
 
     def _card(self) -> Card:
         history = Grid(

@@ -147,7 +147,7 @@ def train(
     optimizer: optax.GradientTransformation | None = None,
     last: Sequence[Stage] = (),
     **others: Any,
-) -> ebmpp.Fit:
+) -> ebmpp.FitResult:
     """Train by the options and print the time; a training that diverges ends the program.
 
     :param optimizer: default: Adam at a decaying rate.
@@ -248,7 +248,7 @@ def panels(
 
 
 def plot_training(
-    fit: ebmpp.Fit,
+    fit: ebmpp.FitResult,
     baselines: Mapping[str, float] | None = None,
     also: Sequence[str] = (),
 ) -> Any:

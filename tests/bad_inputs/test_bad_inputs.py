@@ -102,7 +102,7 @@ def names() -> dict[str, Any]:
             for name, expected in graph.param_shapes.items()
         }
 
-    def fit(*args: Any, **options: Any) -> ebmpp.Fit:
+    def fit(*args: Any, **options: Any) -> ebmpp.FitResult:
         if "schedule" not in options:
             options = {"num_steps": 1, "estimator": ebmpp.CD(), **options}
         return ebmpp.fit(*args, **{"progress_bar": False, **options})

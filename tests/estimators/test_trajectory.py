@@ -95,7 +95,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def train(steps: int, **options: Any) -> ebmpp.Fit:
+def train(steps: int, **options: Any) -> ebmpp.FitResult:
     rows = ebmpp.data.bars_and_stripes(3)
     rbm = ebmpp.layered(v=ebmpp.Bernoulli(9), h=ebmpp.Bernoulli(6))
     estimator = PTT(num_chains=100, k=1, reservoir=5)

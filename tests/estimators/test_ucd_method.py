@@ -64,7 +64,7 @@ def force(monkeypatch: pytest.MonkeyPatch, possible: tuple[str, ...]) -> None:
     monkeypatch.setattr(ucd, "_possible_methods", lambda graph, is_complete: possible)
 
 
-def run(steps: int = STEPS, **options: Any) -> ebmpp.Fit:
+def run(steps: int = STEPS, **options: Any) -> ebmpp.FitResult:
     graph, params, data = problem("rbm", 4)
     options = {
         "params": params,

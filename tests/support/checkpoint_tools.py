@@ -11,10 +11,10 @@ from typing import Any
 
 from training_tools import ADAM, train
 
-from ebmpp.training import Fit
+from ebmpp.training import FitResult
 
 
-def run(directory: Any = None, num_steps: int = 12, **options: Any) -> Fit:
+def run(directory: Any = None, num_steps: int = 12, **options: Any) -> FitResult:
     """Train with Adam and an estimator whose state is a random walk."""
     options = {
         "monitors": {"sum": _sum},

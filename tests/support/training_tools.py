@@ -15,7 +15,7 @@ import optax
 
 import ebmpp
 from ebmpp.estimators.base import Estimate, Estimator
-from ebmpp.training import Fit
+from ebmpp.training import FitResult
 
 # One object per transformation: optax compares them by identity, and a new one would
 # compile again.
@@ -83,7 +83,7 @@ def train(
     estimator: Estimator = WALKER,
     graph: str = "binomial",
     **options: Any,
-) -> Fit:
+) -> FitResult:
     """Run five steps from zero params on a graph of the zoo, unless ``options`` differ."""
     zeros = {
         name: np.zeros(a.shape, np.float32)
@@ -105,17 +105,17 @@ def as_memmap(rows: np.ndarray, path: Path) -> np.memmap:
     return np.memmap(path, mode="r", dtype=rows.dtype, shape=rows.shape)
 
 
-def rows_seen(fit: Fit) -> np.ndarray:
+def rows_seen(fit: FitResult) -> np.ndarray:
     """Row numbers in the batch of each step, shape ``(steps, batch)``."""
     return _columns(fit, "row ").astype(int)
 
 
-def weights_seen(fit: Fit) -> np.ndarray:
+def weights_seen(fit: FitResult) -> np.ndarray:
     """Weights of these rows, the same shape."""
     return _columns(fit, "weight ")
 
 
-def _columns(fit: Fit, prefix: str) -> np.ndarray:
+def _columns(fit: FitResult, prefix: str) -> np.ndarray:
     names = [name for name in fit.history if str(name).startswith(prefix)]
     return np.stack([fit.history[name].values for name in names], axis=1)
 
@@ -127,7 +127,7 @@ def leaves(tree: Any) -> np.ndarray:
     )
 
 
-def assert_same_run(first: Fit, second: Fit) -> None:
+def assert_same_run(first: FitResult, second: FitResult) -> None:
     """Assert that two runs agree bitwise in params, states, best params and history."""
     for name in ("params", "optimizer_state", "estimator_state", "best_params"):
         jax.tree.map(
@@ -140,7 +140,7 @@ def assert_same_run(first: Fit, second: Fit) -> None:
     }
 
 
-def assert_continues(second: Fit, uninterrupted: Fit) -> None:
+def assert_continues(second: FitResult, uninterrupted: FitResult) -> None:
     """Assert that a run ends as a longer one does, with the last part of its history."""
     for name in ("params", "optimizer_state", "estimator_state"):
         jax.tree.map(

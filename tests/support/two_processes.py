@@ -49,7 +49,7 @@ class Process:
         )
         self.report: dict[str, Any] = {"same": {}, "errors": {}}
 
-    def fit(self, estimator: Any, data: Any = None, **options: Any) -> ebmpp.Fit:
+    def fit(self, estimator: Any, data: Any = None, **options: Any) -> ebmpp.FitResult:
         options = {
             "num_steps": 4,
             "batch_size": len(DATA),
@@ -137,7 +137,7 @@ class Process:
             self.report["errors"][name] = str(error)
 
 
-def hash_of(fit: ebmpp.Fit) -> str:
+def hash_of(fit: ebmpp.FitResult) -> str:
     """Return a hash of the last params and estimator state."""
     leaves = sharding.to_host(jax.tree.leaves((fit.params, fit.estimator_state)))
     return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()

@@ -39,7 +39,7 @@ def mesh_of(devices: int) -> Mesh:
     return jax.make_mesh((devices,), ("rows",))
 
 
-def train(mesh: Mesh | None, data: Any = DATA, **options: Any) -> ebmpp.Fit:
+def train(mesh: Mesh | None, data: Any = DATA, **options: Any) -> ebmpp.FitResult:
     defaults = {
         "rng_key": zoo.KEY,
         "batch_size": 60,
@@ -51,7 +51,7 @@ def train(mesh: Mesh | None, data: Any = DATA, **options: Any) -> ebmpp.Fit:
     return ebmpp.fit(two_processes.graph(), data, **defaults | options)
 
 
-def assert_close(a: ebmpp.Fit, b: ebmpp.Fit) -> None:
+def assert_close(a: ebmpp.FitResult, b: ebmpp.FitResult) -> None:
     for name in a.history:
         rtol = 0.0 if "meeting" in name or name in ("k", "m", "lag") else 1e-3
         np.testing.assert_allclose(

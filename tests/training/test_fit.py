@@ -36,7 +36,7 @@ from helpers import Tensor, random_params
 SLOW = optax.sgd(0.1)
 
 
-def train_rbm(estimator: Any, **options: Any) -> ebmpp.Fit:
+def train_rbm(estimator: Any, **options: Any) -> ebmpp.FitResult:
     defaults = {
         "num_steps": 4,
         "batch_size": zoo.BATCH,

@@ -28,7 +28,7 @@ BALL = partial(optax.projections.projection_l2_ball, scale=0.9)
 NORMALS = np.random.default_rng(0).normal(size=(2, 200, 6)).astype(np.float32)
 
 
-def train_gaussian(optimizer: Any, num_steps: int) -> ebmpp.Fit:
+def train_gaussian(optimizer: Any, num_steps: int) -> ebmpp.FitResult:
     graph, rows = layered(v=Gaussian(6), h=Gaussian(4)), NORMALS[0] @ NORMALS[1][:6]
     options = {
         "rng_key": zoo.KEY,
@@ -70,7 +70,7 @@ UNIT_RATE = optax.sgd(1.0)
 START = {"v": np.full(2, -5.5, np.float32), "h": np.zeros(2), "v:h": np.zeros((2, 2))}
 
 
-def push(**options: Any) -> ebmpp.Fit:
+def push(**options: Any) -> ebmpp.FitResult:
     """Run until the natural parameter of v, at most t - 5.5 + 2 t after t steps, is positive."""
     defaults = {
         "rng_key": zoo.KEY,

@@ -26,7 +26,7 @@ from helpers import assert_law
 ROWS = (np.arange(10)[:, None] // [1, 2, 3, 4] % 2).astype(np.float32)
 
 
-def train(data: Any = ROWS, **options: Any) -> ebmpp.Fit:
+def train(data: Any = ROWS, **options: Any) -> ebmpp.FitResult:
     """Train with three checkpoints after 5 or 11 steps: the number of checkpoints is a
     shape to compile."""
     return train_on(data, graph="rbm", **{"keep_path": 3, **options})
@@ -111,7 +111,7 @@ def test_a_resumed_run_has_the_same_path(tmp_path: Any) -> None:
 
 
 @cache
-def trained() -> ebmpp.Fit:
+def trained() -> ebmpp.FitResult:
     graph, data = (
         ebmpp.layered(v=Bernoulli(9), h=Bernoulli(4)),
         ebmpp.data.bars_and_stripes(3),
