@@ -302,6 +302,16 @@ class Family(abc.ABC):
         return table is not None and len(table[0]) == 2 and np.array_equal(*table)
 
     @property
+    def is_exact_in_bfloat16(self) -> bool:
+        """True if the statistics of all states are numbers of 8 significant bits."""
+        with sharding.eager():  # concrete, also under a trace
+            states = self.states()
+            if states is None:
+                return False
+            statistics = np.asarray(self.statistics(states))
+        return np.array_equal(statistics, statistics.astype(jnp.bfloat16))
+
+    @property
     def is_one_hot(self) -> bool:
         """True if units are in {0, ..., K - 1} with one-hot statistics, equally probable at 0."""
         table = _plain_table(self)

@@ -16,7 +16,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, Schedule, State, checks, sharding
+from ebmpp.core import Eta, Schedule, State, backend, checks, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.families.family import Families
@@ -204,6 +204,18 @@ class Declaration:
     def statistics(self, x: State) -> Eta:
         """Return the sufficient statistics of each block of ``x``."""
         return {b: self.families[b].statistics(v) for b, v in x.items()}
+
+    def exact_statistics(self, x: State, rows: int) -> Eta:
+        """Return :meth:`statistics` of a state, in bfloat16 if exact and products are faster so.
+
+        :param rows: how many states a caller maps over.
+        """
+        statistics = self.statistics(x)
+        if backend.splits_products(rows):
+            for b, t in statistics.items():
+                if self.families[b].is_exact_in_bfloat16:
+                    statistics[b] = t.astype(jnp.bfloat16)
+        return statistics
 
 
 def schedule(graph: Declaration, clamped: Iterable[str] = ()) -> Schedule:

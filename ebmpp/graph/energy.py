@@ -37,7 +37,7 @@ from ebmpp.core import (
     select,
 )
 from ebmpp.errors import IntractableError
-from ebmpp.families.family import Family
+from ebmpp.families.family import Family, as_float
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Factor, evaluation, lateral, zeros
 from ebmpp.graph.factors.terms import Terms
@@ -63,6 +63,8 @@ def energy(
     for factor in graph.factors if factors is None else factors:
         weights = params[factor.name]
         inputs = select(statistics, factor.blocks)
+        if not factor.accepts_bfloat16:
+            inputs = jax.tree.map(as_float, inputs)
         if factor.affine or as_written:
             value = factor.energy_at(weights, inputs, graph.families)
         else:
@@ -177,7 +179,7 @@ def contributed(
     def log_density_at(t):
         return -energy(graph, params, {**statistics, **t}, factors)
 
-    return jax.grad(log_density_at)(select(statistics, blocks))
+    return jax.grad(log_density_at)({b: as_float(statistics[b]) for b in blocks})
 
 
 def affine(
@@ -211,15 +213,17 @@ def log_unnormalized(
     x: State,
     blocks: Iterable[str],
     known: State = MappingProxyType({}),
+    rows: int = 1,
 ) -> Scalar:
     """Return the log of the unnormalised density of the blocks ``x``, with ``blocks`` summed out.
 
     :param known: masks of the partly observed blocks of ``x``, whose unknown units are
         summed out too. No two of these blocks and ``blocks`` may interact.
+    :param rows: how many states a caller maps over.
     """
     observed = {b: v for b, v in x.items() if b not in known}
     summed = (*blocks, *known)
-    at_zero, eta = affine(graph, params, graph.statistics(observed), summed)
+    at_zero, eta = affine(graph, params, graph.exact_statistics(observed, rows), summed)
     log_sums = []
     for b in summed:
         family = graph.families[b]
@@ -242,7 +246,7 @@ def natural_rows(
         rows = num_rows(x)
         return {b: jnp.broadcast_to(e, (rows, *e.shape)) for b, e in eta.items()}
     return jax.vmap(lambda t: natural(graph, params, t, blocks))(
-        graph.statistics(scope)
+        graph.exact_statistics(scope, num_rows(x))
     )
 
 
@@ -265,7 +269,11 @@ def summed_out(
     if not rest:  # nothing is left to map over
         value = log_unnormalized(graph, params, {}, group)
         return jnp.broadcast_to(value, num_rows(x))
-    return jax.vmap(lambda row: log_unnormalized(graph, params, row, group))(rest)
+
+    def at_row(row):
+        return log_unnormalized(graph, params, row, group, rows=num_rows(rest))
+
+    return jax.vmap(at_row)(rest)
 
 
 def weighted_gradient(

@@ -225,6 +225,8 @@ class HarmoniumTransformer(
                 optimizer,
             )
 
+    # rows may be means, which are not exact in bfloat16
+    @jax.default_matmul_precision("float32")
     def _epoch(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
         """Train for one pass over the rows, from the state of the last pass."""
         begin = time.monotonic()
@@ -376,6 +378,7 @@ class HarmoniumTransformer(
         start = gibbs.initial_rows(self.graph_, ("v",), keys)["v"]
         return self._sweep(start, key, n_sweeps)
 
+    @jax.default_matmul_precision("float32")
     def _sweep(self, rows: Numbers, key: Array, n_sweeps: int) -> np.ndarray:
         count = int(n_sweeps)
         samples = harmonium.gibbs(self.graph_, self.params_, rows, key, count)
@@ -436,6 +439,7 @@ class HarmoniumTransformer(
             values = self.scaler_.transform(values)
         return harmonium.as_units(self, family, values)
 
+    @jax.default_matmul_precision("float32")
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:
         params = jax.tree.map(jnp.asarray, self.params_)
         return harmonium.by_chunks(partial(fn, self.graph_, params), rows)

@@ -96,6 +96,8 @@ class Factor:
     #: True if each term joins at most two units, so that second derivatives of the
     #: energy are constant.
     is_pairwise: ClassVar[bool] = False
+    #: True if the energy of this very class multiplies exact statistics in bfloat16.
+    takes_bfloat16: ClassVar[bool] = False
     #: the argument of initial params.
     init_name: ClassVar[str] = "init"
 
@@ -154,6 +156,11 @@ class Factor:
         return vars(type(self)).get("always_affine", False) or bool(
             getattr(self.energy, "is_always_affine", False)
         )
+
+    @property
+    def accepts_bfloat16(self) -> bool:
+        """True if statistics may be in bfloat16; other energies would round in it."""
+        return vars(type(self)).get("takes_bfloat16", False)
 
     def edges(self, families: Families) -> dict[str, np.ndarray]:
         """Return the pairs of interacting units of each block, ``(edges, 2)``.
