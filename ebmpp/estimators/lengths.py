@@ -60,7 +60,7 @@ class Length(abc.ABC):
             f"{type(self).__name__}: smoothing", self.smoothing, least=0, below=1
         )
 
-    def check(self, k: int | None, count: int | None, lag: int | None) -> None:
+    def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a window that the rule does not apply to."""
 
     @abc.abstractmethod
@@ -94,7 +94,7 @@ class Quantile(Length):
 
 @dataclasses.dataclass(frozen=True)
 class _Target(Length):
-    """A rule that chooses k, lag and the number of states together."""
+    """A rule that chooses k, lag and m together."""
 
     target: float
     least: ClassVar[float] = 0.0
@@ -103,13 +103,12 @@ class _Target(Length):
         super().__post_init__()
         checks.number(f"{type(self).__name__}: target", self.target, above=self.least)
 
-    def check(self, k: int | None, count: int | None, lag: int | None) -> None:
-        """Raise ArgumentError for a fixed k, lag, or a fixed number of states above 1."""
-        if {k, lag} != {None} or count not in (None, 1):
+    def check(self, k: int | None, m: int | None, lag: int | None) -> None:
+        """Raise ArgumentError for a fixed k, lag, or an m other than 0."""
+        fixed = {"k": k, "lag": lag, "m": m or None}
+        if set(fixed.values()) != {None}:
             raise checks.error(
-                f"UCD: k, lag and num_averaged of length={self!r}",
-                "None, or num_averaged=1",
-                {"k": k, "lag": lag, "num_averaged": count},
+                f"UCD: k, lag and m of length={self!r}", "None, or m=0", fixed
             )
 
 
@@ -117,7 +116,7 @@ class _Target(Length):
 class TargetVariance(_Target):
     """The least L with a predicted variance of ``target`` times that of independent draws.
 
-    :param target: above 0; above 1 with ``num_averaged=1``.
+    :param target: above 0; above 1 with m=0.
 
     **Example**
 
@@ -127,11 +126,11 @@ class TargetVariance(_Target):
     51
     """
 
-    def check(self, k: int | None, count: int | None, lag: int | None) -> None:
-        super().check(k, count, lag)
-        if count == 1:
+    def check(self, k: int | None, m: int | None, lag: int | None) -> None:
+        super().check(k, m, lag)
+        if m == 0:
             checks.number(
-                "UCD: the target of length=TargetVariance, with num_averaged=1,",
+                "UCD: the target of length=TargetVariance, with m=0,",
                 self.target,
                 above=1,
             )

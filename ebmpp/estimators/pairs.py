@@ -102,7 +102,6 @@ class CoupledPairs(Estimator):
     num_pairs: int | None = None
     k: int | None = None
     m: int | None = None
-    num_averaged: int | None = None
     lag: int | None = None
     coupling: str | tuple[str, ...] | None = None
     max_sweeps: int | None = None
@@ -116,8 +115,7 @@ class CoupledPairs(Estimator):
     takes_missing = True
 
     def __post_init__(self) -> None:
-        counts = ("num_pairs", "num_averaged", "lag", "num_slots")
-        checks.set_counts(self, *counts, optional=True)
+        checks.set_counts(self, "num_pairs", "lag", "num_slots", optional=True)
         checks.set_counts(self, "k", least=0, optional=True)
         checks.set_counts(self, "m", least=self.k or 0, optional=True)
         checks.set_counts(self, "pool_size")
@@ -130,15 +128,7 @@ class CoupledPairs(Estimator):
         checks.instance(
             "UCD: length", self.length, Length, "a rule such as Quantile(0.95)"
         )
-        unused = "m" if self.k is None else "num_averaged"
-        if getattr(self, unused) is not None:
-            raise checks.error(
-                f"UCD: {unused}",
-                f"None with k={self.k}",
-                getattr(self, unused),
-                hint="A fixed k goes with m, an adaptive one with num_averaged.",
-            )
-        self.length.check(self.k, self.num_averaged, self.lag)
+        self.length.check(self.k, self.m, self.lag)
         coupling = as_coupling("UCD: coupling", self.coupling)
         object.__setattr__(self, "coupling", coupling)
         if self.marginalize != "layers":
@@ -164,7 +154,7 @@ class CoupledPairs(Estimator):
             # any lag is unbiased, but at the limit no pair could have met
             if self.lag is None and limit:
                 lag = jnp.minimum(lag, limit - 1)
-            m = k + (lag if self.num_averaged is None else self.num_averaged - 1)
+            m = k + (lag if self.m is None else self.m)
         else:
             k = self.k
             lag = self.lag or 1
@@ -242,7 +232,7 @@ class CoupledPairs(Estimator):
         )
         met = outcome.meeting_time >= 0
         times = jnp.where(met, outcome.meeting_time, window.max_sweeps) - window.lag
-        length = self.length.update(*past, times, self.num_averaged is None)
+        length = self.length.update(*past, times, self.m is None)
         return Phase(gradient, length, phases.pair_metrics(outcome, window))
 
     def accumulator(

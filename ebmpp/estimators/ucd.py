@@ -66,9 +66,9 @@ class UCD(CoupledPairs):
     :param num_pairs: pairs per step, which reuse the batch's rows cyclically. Default:
         one per row.
     :param k: first sweep that counts. Default: adaptive.
-    :param m: last sweep that counts, at least k, with a fixed k; default: k.
-    :param num_averaged: number of states that count, with an adaptive k: those of sweeps
-        k, ..., k + num_averaged - 1. Default: the lag and one; 1 is the state at k alone.
+    :param m: with a fixed k, the last sweep that counts, at least k; default: k. With
+        an adaptive k, the number of sweeps that count after k, so that the last one is
+        k + m; default: the lag; 0 counts the state at k alone.
     :param lag: sweeps that the leading chain is ahead. Default: adaptive with k; 1 if
         only k is given.
     :param coupling: coupling of the chains: "maximal" (as without it),
@@ -91,8 +91,7 @@ class UCD(CoupledPairs):
         layers, each summed out in turn.
     :param length: rule for an adaptive k and lag: :class:`~ebmpp.estimators.Quantile`
         of the meeting times, or :class:`~ebmpp.estimators.TargetVariance` or
-        :class:`~ebmpp.estimators.TargetCost`, which choose the number of states as well, unless
-        ``num_averaged=1``.
+        :class:`~ebmpp.estimators.TargetCost`, which choose m as well, but for m=0.
     :param max_sweeps: stop a pair that has not met after so many sweeps, more than the
         lag (an adaptive lag stays below it), or in a draw of 1024 trials for each. The
         default, no limit, is unbiased; with a limit training stops with an error if a

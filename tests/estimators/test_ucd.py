@@ -50,8 +50,8 @@ def ones(key: jax.Array) -> dict[str, jax.Array]:
             "deep", UCD(k=1, num_slots=8)
         ),  # the positive phase is a second set of pairs
         nightly("rbm", UCD(k=1, num_slots=8)),
-        nightly("rbm", UCD(num_averaged=1, num_slots=8)),
-        nightly("rbm", UCD(num_averaged=4, num_slots=8)),
+        nightly("rbm", UCD(m=0, num_slots=8)),
+        nightly("rbm", UCD(m=3, num_slots=8)),
         nightly("rbm", UCD(length=TargetVariance(0.4), num_slots=8)),
         nightly("rbm", UCD(length=TargetCost(12.0), num_slots=8)),
         nightly("rbm", UCD(init="persistent", num_pairs=300, num_slots=8)),
@@ -234,8 +234,8 @@ def test_pools_are_adopted_from_stage_to_stage() -> None:
     ("options", "window"),
     [
         ({}, (7, 14, 7)),
-        ({"num_averaged": 1}, (7, 7, 7)),
-        ({"num_averaged": 4}, (7, 10, 7)),
+        ({"m": 0}, (7, 7, 7)),
+        ({"m": 3}, (7, 10, 7)),
         ({"lag": 2}, (7, 9, 2)),
         ({"k": 3, "lag": 2}, (3, 3, 2)),
         ({"k": 3, "m": 5}, (3, 5, 1)),
@@ -264,19 +264,9 @@ def test_window_follows_arguments(
         (UCD, {"init": "noise"}, "init .*'noise'"),
         (UCD, {"pool": "rows"}, "pool .*'rows'"),
         (UCD, {"length": 0.95}, "length .*0.95"),
-        (UCD, {"m": 3}, "m must be None .*num_averaged"),
-        (UCD, {"k": 3, "num_averaged": 2}, "num_averaged .*None with k=3, got 2"),
-        (
-            UCD,
-            {"length": TargetVariance(1.0), "num_averaged": 1},
-            "length=TargetVariance.*1.0",
-        ),
+        (UCD, {"length": TargetVariance(1.0), "m": 0}, "length=TargetVariance.*1.0"),
         (UCD, {"length": TargetVariance(2.0), "k": 3}, "length=TargetVariance.*'k': 3"),
-        (
-            UCD,
-            {"length": TargetCost(9.0), "num_averaged": 5},
-            "length=TargetCost.*'num_averaged': 5",
-        ),
+        (UCD, {"length": TargetCost(9.0), "m": 5}, "length=TargetCost.*'m': 5"),
     ],
 )
 def test_invalid_arguments_raise(
