@@ -4,22 +4,15 @@
 
 from ebmpp.diagnostics import plots
 from ebmpp.diagnostics.datatree import summary, to_arviz, to_datatree
-from ebmpp.diagnostics.meeting import (
-    inefficiency,
-    suggest_k_m,
-    tv_upper_bound,
-    wasserstein_upper_bound,
-)
+from ebmpp.diagnostics.meeting import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.diagnostics.plots import plot_meeting_times, plot_tv_bound
 from ebmpp.diagnostics.relabelling import relabel
 
 __all__ = [
-    "inefficiency",
     "plot_meeting_times",
     "plot_tv_bound",
     "plots",
     "relabel",
-    "suggest_k_m",
     "summary",
     "to_arviz",
     "to_datatree",

@@ -30,9 +30,8 @@ from ebmpp.ppl import CoupledComposite, ModelBlock
 from ebmpp.ppl.gibbs_block import GraphBlock
 from ebmpp.traced.block import SiteKernel
 
-# fields of coupled kernels that the group "meeting" shows
-_PAIR_FIELDS = ("distance", "energies")
-_NOT_STATISTICS = ("z", *_PAIR_FIELDS)
+# fields that other groups show
+_NOT_STATISTICS = ("z", "distance")
 _NEEDS_MOVEMENT = ("ess", "mcse", "r_hat")
 # options of ArviZ's summary that select values
 _SELECTIONS = "var_names filter_vars group sample_dims".split()
@@ -71,7 +70,7 @@ def to_datatree(
     clamped values have leading axes), then ``<block>_dim_0`` and so on;
     ``sample_stats`` if extra fields were collected; and for coupled kernels ``meeting``
     with ``meeting_time``, ``met`` and ``lag``, and over ``sweep`` the pairs' distances
-    and energies (except for composites). A run of ``numpyro.infer.Gibbs``, or of a
+    (except for composites). A run of ``numpyro.infer.Gibbs``, or of a
     block from :meth:`~ebmpp.GibbsBlock.from_model` alone, has the names of plates and
     the groups ``observed_data`` and ``log_likelihood``, the latter for up to 2**28
     values, and with the first block's discrete sites summed out
@@ -276,7 +275,7 @@ def _log_likelihoods(mcmc: MCMC, model: Callable, samples: Samples) -> Samples:
 
 
 def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
-    """Return meeting times, and for a MaximalCoupling distances and energies by sweep."""
+    """Return meeting times, and for a MaximalCoupling distances by sweep."""
     state = mcmc.last_state
     kernel = mcmc.sampler
     values = {}
@@ -289,11 +288,9 @@ def _run_meetings(mcmc: MCMC, attrs: Mapping[str, str]) -> xr.Dataset:
     coords = {"chain": np.arange(mcmc.num_chains)}
     if isinstance(kernel, MaximalCoupling):
         fields = mcmc.get_extra_fields(group_by_chain=True)
-        distance, energies = (np.asarray(fields[name]) for name in _PAIR_FIELDS)
+        distance = np.asarray(fields["distance"])
         dims = ["chain", "sweep", *_row_dims(distance.ndim - 2)]
         values["distance"] = (dims, distance)
-        values["energy"] = (dims, energies[:, :, 0])
-        values["energy_following"] = (dims, energies[:, :, 1])
         # sweeps of the leading chain
         sweeps_left = mcmc.thinning * np.arange(distance.shape[1])[::-1]
         coords["sweep"] = int(np.max(state.t)) - sweeps_left

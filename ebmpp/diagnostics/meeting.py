@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Meeting times of coupled chains, and bounds and choices that follow from them."""
+"""Meeting times of coupled chains, and bounds that follow from them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 import warnings
 
@@ -21,13 +21,11 @@ from ebmpp.errors import ArgumentError
 MeetingSource = xr.DataTree | UnbiasedEstimate
 PairTimes = Real[np.ndarray, "pairs"]
 Met = Bool[np.ndarray, "pairs"]
-PairPaths = list[Float[np.ndarray, "pairs sweeps"]]
+PairPaths = Float[np.ndarray, "pairs sweeps"]
 #: Numbers of sweeps, and a value at each.
 Sweeps = Real[np.ndarray, "t"]
 Curve = Float[np.ndarray, "t"]
 
-# quantiles of the meeting times at which k is tried
-_QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _MAX_COMPARED = 1000  # chains whose first and last draws are compared
 
 
@@ -220,7 +218,7 @@ def wasserstein_upper_bound(
     data = meeting_data(source)
     _warn_of_overlap("wasserstein_upper_bound", source, data)
     lag = data.lag
-    sweeps, (distance,) = _paths(source, ["distance"])
+    sweeps, distance = _distances(source)
     first = sweeps[0]
     last = sweeps[-1]
     if t is None:
@@ -236,10 +234,10 @@ def wasserstein_upper_bound(
     )
 
 
-def _paths(source: MeetingSource, names: Collection[str]) -> tuple[Sweeps, PairPaths]:
-    """Return the sweeps of a run's pairs, and variables of the group ``meeting`` over them."""
+def _distances(source: MeetingSource) -> tuple[Sweeps, PairPaths]:
+    """Return the sweeps of a run, and the distance of each pair's chains at these."""
     group = source["meeting"] if isinstance(source, xr.DataTree) else xr.DataTree()
-    has_paths = set(names) <= set(group.data_vars)
+    has_paths = "distance" in group.data_vars
     sweeps = np.asarray(group["sweep"]) if has_paths else np.zeros(0)
     if not has_paths or not (np.diff(sweeps) == 1).all():
         raise checks.error(
@@ -249,142 +247,5 @@ def _paths(source: MeetingSource, names: Collection[str]) -> tuple[Sweeps, PairP
             hint="Pass to_datatree of an MCMC with a coupled kernel that is not "
             "thinned; an estimate has no paths.",
         )
-    paths = []
-    for name in names:
-        values = np.asarray(group[name].transpose("chain", ..., "sweep"), float)
-        paths.append(values.reshape(-1, len(sweeps)))
-    return sweeps, paths
-
-
-class Suggestion(NamedTuple):
-    """First and last sweep of an average; see :func:`suggest_k_m`."""
-
-    k: int
-    m: int
-
-
-def suggest_k_m(source: MeetingSource) -> Suggestion:
-    """Return cheap k and m with nearly minimal cost times variance.
-
-    They are arguments of :func:`~ebmpp.unbiased_expectation`. Cost times variance is
-    the number of sweeps for a given standard error. The result is the cheapest window
-    within 10 % of the minimum; :func:`inefficiency` returns the table.
-
-    :param source: :func:`~ebmpp.to_datatree` of a coupled kernel's run, or an estimate.
-    :raises ArgumentError: a source with unmet pairs, or without pairs.
-
-    **References**
-
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
-       couplings*, section 3.1.
-
-    **Example**
-
-    >>> import jax, ebmpp
-    >>> rbm = ebmpp.layered(v=ebmpp.Bernoulli(4), h=ebmpp.Bernoulli(3))
-    >>> est = ebmpp.unbiased_expectation(rbm, rbm.init(jax.random.key(0)), lambda x: x["v"],
-    ...                                  rng_key=jax.random.key(1), num_pairs=50)
-    >>> k, m = ebmpp.diagnostics.suggest_k_m(est)
-    >>> 0 <= k <= m
-    True
-    """
-    table = inefficiency(source)
-    good = table["inefficiency"] <= 1.1 * table["inefficiency"].min()
-    cost = table["cost"].where(good, np.inf)
-    cheapest = cost.stack(window=["k", "extra"]).idxmin()
-    k, extra = map(int, cheapest.item())
-    return Suggestion(k, k + extra)
-
-
-def inefficiency(source: MeetingSource) -> xr.Dataset:
-    r"""Return cost and variance of the estimate :math:`H_{k:m}` over a grid of k and m - k.
-
-    For a coupled kernel's run the variance is measured on the energy, usually among the
-    slowest functions of a model, for k above the lag and m up to the length of the run.
-    An estimate has no paths: its variance is modelled for a function of variance 1 with
-    the autocorrelation of the meeting times' tail, and chains that are independent
-    until they meet. Rows of clamped values count as pairs.
-
-    :param source: as for :func:`suggest_k_m`.
-    :return: a Dataset over ``k`` and ``extra`` (m - k) with ``cost`` (sweeps per pair),
-        ``variance`` (of one pair) and their product ``inefficiency``; inf where the run
-        is too short. The attribute ``variance`` is "measured" or "modelled".
-    :raises ArgumentError: as for :func:`suggest_k_m`.
-
-    **References**
-
-    1. Jacob, O'Leary, Atchade (2020), *Unbiased Markov chain Monte Carlo with
-       couplings*, section 3.1.
-    """
-    times, met, lag = meeting_data(source)
-    if not met.all():
-        raise checks.error(
-            "pairs of source",
-            "met in all",
-            f"{int((~met).sum())} of {len(met)} unmet",
-            hint="Run more sweeps.",
-        )
-    times = times.astype(int)
-    is_tree = isinstance(source, xr.DataTree)
-    is_measured = is_tree and "energy" in source["meeting"].data_vars
-    ks = np.unique(np.quantile(times, _QUANTILES).astype(int))
-    lengths = np.geomspace(1, 20 * max(2, times.max()), 25)
-    extras = np.unique(np.round(lengths).astype(int)) - 1
-    if is_measured:
-        sweeps, paths = _paths(source, ["energy", "energy_following"])
-        ks = np.unique(np.maximum(ks, sweeps[0]))
-    variance = np.full((len(ks), len(extras)), np.inf)
-    cost = np.empty_like(variance)
-    for i, k in enumerate(ks):
-        for j, m in enumerate(k + extras):
-            cost[i, j] = (np.maximum(m, times) + times - lag).mean()
-            if not is_measured:
-                variance[i, j] = _modelled_variance(times, lag, k, m)
-            elif max(m, times.max() - 1) <= sweeps[-1]:
-                estimates = _estimates(paths, times, lag, (k, m), sweeps[0])
-                variance[i, j] = estimates.var(ddof=1)
-    dims = ("k", "extra")
-    columns = {
-        "cost": (dims, cost),
-        "variance": (dims, variance),
-        "inefficiency": (dims, cost * variance),
-    }
-    attrs = {"lag": lag, "variance": "measured" if is_measured else "modelled"}
-    return xr.Dataset(columns, {"k": ks, "extra": extras}, attrs)
-
-
-def _weights(t: Sweeps, lag: int, k: int, m: int) -> Sweeps:
-    """Return how often f(X_t) - f(Y_{t - lag}) occurs in H_{k:m} of an unmet pair."""
-    last = (t - k) // lag
-    first = -(-np.maximum(lag, t - m) // lag)
-    return np.where(t >= k + lag, last - first + 1, 0)
-
-
-def _estimates(
-    paths: PairPaths, times: PairTimes, lag: int, window: tuple[int, int], first: int
-) -> Float[np.ndarray, "pairs"]:
-    """Return H_{k:m} of each pair from paths that begin at sweep ``first``."""
-    k, m = window
-    leading, following = paths
-    t = first + np.arange(leading.shape[1])
-    unmet = t < times[:, None]
-    terms = _weights(t, lag, k, m) * (leading - following)
-    correction = np.where(unmet, terms, 0).sum(1)
-    in_window = (t >= k) & (t <= m)
-    average = leading[:, in_window].sum(1)
-    return (average + correction) / (m - k + 1)
-
-
-def _modelled_variance(times: PairTimes, lag: int, k: int, m: int) -> float:
-    n = m - k + 1
-    rho = np.exp(-1 / max((times - lag).mean(), 1e-3))
-    # n times the variance of the mean of n values of an autoregression of variance 1
-    rest = 1 - rho
-    stationary = (1 + rho) / rest
-    start = 2 * rho * (1 - rho**n) / (n * rest**2)
-    sweeps = np.arange(times.max())
-    totals = np.cumsum(_weights(sweeps, lag, k, m))
-    # of the sweeps before a pair meets
-    weights = np.r_[0, totals][times]
-    corrections = 2 * np.mean((weights / n) ** 2)
-    return (stationary - start) / n + corrections
+    values = np.asarray(group["distance"].transpose("chain", ..., "sweep"), float)
+    return sweeps, values.reshape(-1, len(sweeps))

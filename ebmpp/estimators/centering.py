@@ -69,10 +69,6 @@ class Centered(Estimator):
     :param estimator: the inner estimator, such as :class:`CD`, :class:`PCD` or
         :class:`UCD`.
     :param sliding: rate in [0, 1] of the offsets: mu <- mu + sliding (mean - mu).
-    :param offsets: means that they follow: "data" (the batch's rows and the latents
-        given them), "model" (of the estimator's negative phase), "average" (half of
-        each), or "zero", which keeps all offsets at 0 and makes this the inner
-        estimator.
     :param rates: relative learning rates of some factors, by name, above 0; the others
         have 1. They scale the centered gradient, so biases follow their factors:
         :math:`J D J^T g`. Upper layers of a deep machine work best with a third of the
@@ -85,7 +81,7 @@ class Centered(Estimator):
 
     1. Montavon, Mueller (2012), *Deep Boltzmann machines and the centering trick*.
     2. Melchior, Fischer, Wiskott (2016), *How to center deep Boltzmann machines*; the
-       offsets here are their d, m and a with a sliding average, and 0.
+       offsets here are their d with a sliding average.
 
     **Example**
 
@@ -99,7 +95,6 @@ class Centered(Estimator):
 
     estimator: Estimator
     sliding: float = 0.01
-    offsets: str = "data"
     rates: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -114,9 +109,6 @@ class Centered(Estimator):
                 "Centered: estimator", "not centered already", self.estimator
             )
         checks.number("Centered: sliding", self.sliding, least=0, most=1)
-        checks.choice(
-            "Centered: offsets", self.offsets, ("data", "model", "average", "zero")
-        )
         rates = dict(self.rates) if isinstance(self.rates, tuple) else self.rates
         checks.instance(
             "Centered: rates", rates, Mapping, "a dict from factor names to numbers"
@@ -141,8 +133,6 @@ class Centered(Estimator):
         inner = self.estimator.init_state(graph, params, data, batch, key)
         offsets = {b: f.mean(f.default_eta()) for b, f in graph.latent.items()}
         offsets |= {b: graph.families[b].statistics(v).mean(0) for b, v in data.items()}
-        if self.offsets == "zero":
-            offsets = jax.tree.map(jnp.zeros_like, offsets)
         return CenteredState(inner, offsets, offsets, jnp.int32(0))
 
     def _check_factors(self, graph: FactorGraph) -> None:
@@ -162,8 +152,7 @@ class Centered(Estimator):
     def adopt(self, before: PyTree, fresh: CenteredState) -> CenteredState:
         """Continue the offsets of a centered estimator, and what the inner estimator adopts."""
         if isinstance(before, CenteredState):
-            if self.offsets != "zero":
-                fresh = fresh._replace(offsets=before.offsets)
+            fresh = fresh._replace(offsets=before.offsets)
             before = before.inner
         return fresh._replace(inner=self.estimator.adopt(before, fresh.inner))
 
@@ -192,13 +181,9 @@ class Centered(Estimator):
         inner = self.estimator.estimate(graph, params, state.inner, batch, key)
         offsets = state.offsets
         means = state.means
-        if self.offsets != "zero" and self.sliding:
+        if self.sliding:
             means = self._batch_means(graph, params, state, batch)
-            weight = batch.weights.sum()
-            targets = self._targets(graph, means, inner.gradient, weight)
-            offsets = {
-                b: o + self.sliding * (targets[b] - o) for b, o in offsets.items()
-            }
+            offsets = {b: o + self.sliding * (means[b] - o) for b, o in offsets.items()}
         direction = centered_direction(
             graph, params, offsets, inner.gradient, dict(self.rates)
         )
@@ -217,24 +202,6 @@ class Centered(Estimator):
         if self.steps_per_batch == 1:
             return fresh()
         return lax.cond(state.step == 0, fresh, lambda: state.means)
-
-    def _targets(
-        self, graph: FactorGraph, means: Statistics, gradient: Params, weight: Scalar
-    ) -> Statistics:
-        """Return the means that the offsets follow.
-
-        The gradient of a bias is the model's mean minus the data's, times the batch's
-        weight.
-        """
-        share = {"data": 0.0, "average": 0.5, "model": 1.0}[self.offsets]
-        if not share:
-            return means
-        scale = share / nonzero(weight)
-        moved = {
-            b: means[b] + scale * gradient[name]
-            for b, name in _bias_names(graph).items()
-        }
-        return {**means, **moved}
 
     def repeats(self, state: CenteredState, count: int) -> Repeats:
         # its gradient is the likelihood's

@@ -38,6 +38,7 @@ from ebmpp.core import Scalar, checks
 
 #: Meeting times of a step's pairs, beyond the lag.
 MeetingTimes = Real[Array, "pairs"]
+_SMOOTHING = 0.9  # weight of the past
 # a ratio of the last meeting time to the lag that is far too large: of a thousand
 # exponential times the last is some 2.3 times their 0.95 quantile
 _LATE = 30.0
@@ -45,20 +46,8 @@ _LATE = 30.0
 _LENGTHS = np.unique(np.geomspace(1, 2**29, 415).round().astype(np.int32))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Length(abc.ABC):
-    """Base class of the rules for an adaptive k and lag: see ``length`` of :class:`ebmpp.UCD`.
-
-    :param smoothing: weight of the past, in [0, 1). Steps have equal weight until there
-        are enough for that, so the second step has the length of the first one's times.
-    """
-
-    smoothing: float = 0.9
-
-    def __post_init__(self) -> None:
-        checks.number(
-            f"{type(self).__name__}: smoothing", self.smoothing, least=0, below=1
-        )
+    """Base class of the rules for an adaptive k and lag: see ``length`` of :class:`ebmpp.UCD`."""
 
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:
         """Raise ArgumentError for a window that the rule does not apply to."""
@@ -70,8 +59,12 @@ class Length(abc.ABC):
     def update(
         self, length: Scalar, steps: Array, times: MeetingTimes, averaged: bool
     ) -> Scalar:
-        """Return the next length from the current one, the number of steps and their last times."""
-        share = jnp.maximum(1 - self.smoothing, 1 / steps)
+        """Return the next length from the current one, the number of steps and their last times.
+
+        Steps have equal weight until there are enough for the smoothing, so the second
+        step has the length of the first one's times.
+        """
+        share = jnp.maximum(1 - _SMOOTHING, 1 / steps)
         return length + share * (self.choose(times, averaged) - length)
 
 
@@ -85,7 +78,6 @@ class Quantile(Length):
     q: float = 0.95
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         checks.number("Quantile: q", self.q, above=0, below=1)
 
     def choose(self, times: MeetingTimes, averaged: bool) -> Scalar:
@@ -100,7 +92,6 @@ class _Target(Length):
     least: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         checks.number(f"{type(self).__name__}: target", self.target, above=self.least)
 
     def check(self, k: int | None, m: int | None, lag: int | None) -> None:

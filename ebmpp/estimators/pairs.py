@@ -353,16 +353,15 @@ class ChainUCD(CoupledPairs):
     ) -> Estimate:
         """Return the positive minus the negative phase, and the meeting times."""
         # the pool of this step does not depend on its pairs
+        target = Target(graph, params)
         moves = resolve_moves(graph, self.coupling)
-        pool = self._next_pool(graph, params, moves, state.pool, batch, key)
+        pool = self._next_pool(target, moves, state.pool, batch, key)
         state = state._replace(seen=state.seen + 1, pool=pool)
-        negative = self._negative_phase(graph, params, moves, state, batch, key)
+        negative = self._negative_phase(target, moves, state, batch, key)
         chains = state.chains
         if chains:
             chains_key = random.fold_in(key, 3)
-            sweep = gibbs_sweep(graph)
-            target = Target(graph, params)
-            chains = phases.sweep_pool(target, chains, sweep, chains_key)
+            chains = phases.sweep_pool(target, chains, gibbs_sweep(graph), chains_key)
         past = AdaptiveLength(state.positive, state.seen)
         positive = self.posterior_phase(
             graph, params, past, batch, random.fold_in(key, 7)
@@ -389,8 +388,7 @@ class ChainUCD(CoupledPairs):
 
     def _next_pool(
         self,
-        graph: FactorGraph,
-        params: Params,
+        target: Target,
         moves: tuple[Move, ...],
         pool: Rows,
         batch: Batch,
@@ -406,6 +404,7 @@ class ChainUCD(CoupledPairs):
                 sorted(batch.known),
                 hint='Give pool="persistent".',
             )
+        graph = target.graph
         clamped = graph.visible if self.pool == "data" else ()
         sweep = gibbs_sweep(graph, clamped)
         proposal = mixture_of(moves)
@@ -413,19 +412,18 @@ class ChainUCD(CoupledPairs):
         if not clamped and proposal.is_informed(graph):
             sweep = tuple(move for move in moves if move is not proposal)
         key = random.fold_in(key, 5)
-        return phases.sweep_pool(Target(graph, params), pool, sweep, key)
+        return phases.sweep_pool(target, pool, sweep, key)
 
     def _negative_phase(
         self,
-        graph: FactorGraph,
-        params: Params,
+        target: Target,
         moves: tuple[Move, ...],
         state: UCDState,
         batch: Batch,
         key: Key,
     ) -> Phase:
+        graph = target.graph
         pairs = self.num_pairs or batch.num_rows
-        target = Target(graph, params)
         move = mixture_of(moves)
         if move is not None:
             pool_key = random.fold_in(key, 6)
@@ -439,7 +437,7 @@ class ChainUCD(CoupledPairs):
                 phases.take_rows(batch.rows, index),
                 phases.take_rows(batch.known, index),
             )
-            start = phases.sample_latents(graph, params, tiled, start_key)
+            start = phases.sample_latents(graph, target.params, tiled, start_key)
         else:
             start = self._independent_start(target, pairs, start_key)
         weights = jnp.broadcast_to(batch.weights.sum() / pairs, pairs)

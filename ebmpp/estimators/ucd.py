@@ -121,7 +121,7 @@ class UCD(CoupledPairs):
     >>> from ebmpp import UCD
     >>> from ebmpp.estimators import TargetVariance
     >>> UCD(init="persistent", length=TargetVariance(1.5))
-    UCD(length=TargetVariance(smoothing=0.9, target=1.5), init='persistent')
+    UCD(length=TargetVariance(target=1.5), init='persistent')
     """
 
     method: str = "auto"

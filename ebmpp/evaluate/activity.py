@@ -24,6 +24,7 @@ from ebmpp.moves import Target
 if TYPE_CHECKING:
     import pandas as pd
 
+_EDGE = 0.02  # share of a range within which a unit is off or on
 _MIN_EXPLAINED = 1e-3  # of a unit's variance; a unit below is constant
 
 
@@ -34,14 +35,13 @@ def unit_activity(
     *,
     rng_key: Array,
     blocks: Iterable[str] | None = None,
-    edge: float = 0.02,
     num_chains: int = 4,
     num_sweeps: int = 50,
 ) -> "pd.DataFrame":
     """Return the activity of each latent unit over rows, by its posterior means.
 
-    A unit is **off** or **on** if its mean over the rows is within ``edge`` of the
-    lower or upper end of its statistic's range, **constant** if its posterior means
+    A unit is **off** or **on** if its mean over the rows is within 2 % of the range of
+    its statistic from the lower or upper end, **constant** if its posterior means
     differ between rows by less than a thousandth of its variance, and otherwise
     **active**. It is **unknown** with a single row, where ``varies`` is nan. A unit
     with several statistics (the categories of a :class:`~ebmpp.Categorical`, x and x^2
@@ -54,7 +54,6 @@ def unit_activity(
     :param graph: a model with latent units.
     :param rows: values of the visible blocks.
     :param blocks: latent blocks; None for all.
-    :param edge: share of a statistic's range, in (0, 0.5).
     :param num_chains: chains per row, at least 2, if the posterior has no closed form.
     :param num_sweeps: sweeps of each chain, after as many warm-up sweeps.
     :return: one row per statistic of a unit: ``block``, ``unit``, ``statistic``;
@@ -63,7 +62,7 @@ def unit_activity(
         ``status``.
     :raises StateError: rows of a wrong name, shape or value, without rows, or a block
         that is not latent.
-    :raises ArgumentError: an ``edge`` out of range, or a call under ``jit``.
+    :raises ArgumentError: a call under ``jit``.
 
     **References**
 
@@ -84,7 +83,6 @@ def unit_activity(
     checks.on_host("unit_activity", rng_key, params, rows)
     num_chains = checks.count("unit_activity: num_chains", num_chains, least=2)
     num_sweeps = checks.count("unit_activity: num_sweeps", num_sweeps)
-    checks.number("unit_activity: edge", edge, above=0, below=0.5)
     blocks = tuple(graph.latent) if blocks is None else tuple(blocks)
     if not blocks or not set(blocks) <= set(graph.latent):
         raise StateError(
@@ -101,7 +99,7 @@ def unit_activity(
     import pandas as pd  # takes most of a second
 
     parts = [
-        pd.DataFrame({"block": b, **_columns(graph.families[b], posterior[b], edge)})
+        pd.DataFrame({"block": b, **_columns(graph.families[b], posterior[b])})
         for b in blocks
     ]
     return pd.concat(parts, ignore_index=True)
@@ -177,7 +175,7 @@ def _by_chains(
     return result
 
 
-def _columns(family: Family, moments: Moments, edge: float) -> dict[str, np.ndarray]:
+def _columns(family: Family, moments: Moments) -> dict[str, np.ndarray]:
     """Return the columns of a block's table, with one value per statistic of a unit."""
     mean, explained, variance = moments
     low, high = _bounds(family)
@@ -189,8 +187,8 @@ def _columns(family: Family, moments: Moments, edge: float) -> dict[str, np.ndar
         status[:] = "unknown"
     with np.errstate(invalid="ignore"):  # of an unbounded range
         reach = np.where(np.isfinite(high - low), high - low, math.nan)
-        status[(average - low) / reach < edge] = "off"
-        status[(high - average) / reach < edge] = "on"
+        status[(average - low) / reach < _EDGE] = "off"
+        status[(high - average) / reach < _EDGE] = "on"
     unit, statistic = np.divmod(np.arange(mean.shape[1]), math.prod(family.stat_shape))
     return {
         "unit": unit,

@@ -2,26 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly."""
 
-from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import PyTree
 import numpy as np
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, checks
+from ebmpp.core import Blocks, Rows, checks
 from ebmpp.coupling.expectation import Coupling
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import (
     InitParams,
     Kwargs,
     RowKernel,
     all_still,
     describe_still,
-    is_batched,
 )
 from ebmpp.moves import Pool, Target, couplings, sweeps
 from ebmpp.moves.move import (
@@ -51,12 +48,11 @@ class CouplingState(NamedTuple):
       not change.
     - **distance** - L1 distance of ``z`` and ``y`` (for categories the number that
       differ), ``(*batch,)``.
-    - **energies** - of ``z`` and of ``y``, shape ``(2, *batch)``.
     - **accepted** - Metropolis proposals that the two chains have accepted, shape
       ``(*batch,)``.
 
-    With :func:`~ebmpp.moves.tempered`, ``z``, ``y``, ``distance`` and ``energies`` are
-    of the coldest replicas, and ``met`` and ``meeting_time`` of all replicas together.
+    With :func:`~ebmpp.moves.tempered`, ``z``, ``y`` and ``distance`` are of the coldest
+    replicas, and ``met`` and ``meeting_time`` of all replicas together.
     Otherwise these are None:
 
     - **replicas** - of the leading chain, from hot to cold, each block
@@ -73,7 +69,6 @@ class CouplingState(NamedTuple):
     meeting_time: Array
     rng_key: Array
     distance: Array
-    energies: Array
     accepted: Array
     replicas: Blocks | None = None
     followers: Blocks | None = None
@@ -123,7 +118,7 @@ class MaximalCoupling(RowKernel[CouplingState]):
     """
 
     #: draws, and what bounds and suggestions are made of
-    default_fields = ("z", "distance", "energies")
+    default_fields = ("z", "distance")
     _as_rows = True
 
     def __init__(
@@ -228,24 +223,18 @@ def _state(
     if target is not model:
         replicas = map(target.from_rows, chains)
     chains = [target.coldest(x) for x in chains]
-    z = stack_chains(*chains)
-    energy_of = partial(energy.energy, model.graph, model.params)
-    energies = jax.vmap(jax.vmap(energy_of))(model.graph.statistics(z))
-    energies = energies.reshape(2, *model.batch)
-    if is_batched(rng_key):  # the axis of chains comes first
-        energies = energies.T
-    values = met, time, accepted, _distance(model, z)
+    values = met, time, accepted, _distance(model, *chains)
     met, time, accepted, distance = (a.reshape(target.batch) for a in values)
     x, y = (model.from_rows(x) for x in chains)
-    values = met, time, rng_key, distance, energies, accepted
+    values = met, time, rng_key, distance, accepted
     return CouplingState(x, y, t, *values, *replicas, all_still(x))
 
 
-def _distance(target: Target, z: Blocks) -> Array:
+def _distance(target: Target, x: Rows, y: Rows) -> Array:
     """Return the L1 distance of the two chains of each row; categories differ or not."""
     total = jnp.zeros(target.num_rows)
     for b in target.free:
-        gap = jnp.abs(z[b][0] - z[b][1])
+        gap = jnp.abs(x[b] - y[b])
         gap = gap != 0 if jnp.issubdtype(gap.dtype, jnp.integer) else gap
         total += gap.reshape(target.num_rows, -1).sum(-1).astype(total.dtype)
     return total

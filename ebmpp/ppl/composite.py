@@ -189,7 +189,6 @@ class CoupledComposite(MCMCKernel):
         lag: int = 1,
         hmc: Mapping[str, object] | None = None,
         init_strategy: Strategy | None = None,
-        dense_mass: bool = False,
         num_warmup: int = 500,
         num_samples: int = 500,
         rng_key: Array | None = None,
@@ -216,7 +215,6 @@ class CoupledComposite(MCMCKernel):
             ``{"step_size": 0.1}``.
         :param init_strategy: where the pilot's chains start. Pairs start at the values
             that ``numpyro.infer.init_to_value`` names, too.
-        :param dense_mass: estimate a full covariance of the sites of :class:`CoupledHMC`.
         :param num_warmup: warm-up steps of the pilot's chains.
         :param num_samples: further steps of the pilot's chains.
         :param rng_key: of the pilot; a fixed key by default.
@@ -275,7 +273,6 @@ class CoupledComposite(MCMCKernel):
             rng_key=jax.random.key(0) if rng_key is None else rng_key,
             num_warmup=checks.count(f"{who}: num_warmup", num_warmup),
             num_samples=checks.count(f"{who}: num_samples", num_samples, 2),
-            dense_mass=checks.flag(f"{who}: dense_mass", dense_mass),
             progress_bar=checks.flag(f"{who}: progress_bar", progress_bar),
         )
         steps: list[Step] = [] if block is None else [block]

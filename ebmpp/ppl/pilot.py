@@ -110,7 +110,6 @@ def run_pilot(
     rng_key: Array,
     num_warmup: int,
     num_samples: int,
-    dense_mass: bool,
     progress_bar: bool,
 ) -> tuple[Starts, Tuning | None]:
     """Run NumPyro's chains: the block, and NUTS for the other sites.
@@ -120,7 +119,6 @@ def run_pilot(
     """
     nuts = NUTS(
         model,
-        dense_mass=dense_mass,
         target_accept_prob=_TARGET_ACCEPTANCE,
         init_strategy=init_strategy,
     )

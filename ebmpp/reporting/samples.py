@@ -3,7 +3,6 @@
 """Sections that compare samples with data: moments and pictures."""
 
 from collections.abc import Mapping
-from functools import partial
 import math
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,9 @@ from jaxtyping import Float
 import numpy as np
 import pandas as pd
 
-import jax
-from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, Params, checks, statistics
+from ebmpp.core import Numbers, checks, statistics
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.evaluate.activity import conditional_moments, exact_moments
@@ -33,7 +30,6 @@ _NUM_WORST = 8  # means in the table of the largest differences
 _PER_CHAIN = 3
 _COLUMNS = 10
 _FILTERS = 64
-_MAX_FILTERED = 4096  # latent statistics whose filters are computed
 _MIN_SIDE = 3  # of a square image
 
 #: Height and width of all visible blocks, or by block.
@@ -296,12 +292,12 @@ def _filter_pictures(
     elif family.interaction_shape != family.shape:
         section.missing(f"filters of {block}", "Its units have several weights each.")
         return
+    zero = energy.zero_statistics(graph, graph.families)
     for b in latent:
         total = math.prod(graph.families[b].statistic_shape)
-        index = jnp.arange(min(total, _MAX_FILTERED))
-        filters = np.asarray(_weights(graph, block, b, subject.params, index))
+        slope = energy.slope(graph, block, b, subject.params, zero)
         # of a Gaussian's statistics x comes before its square
-        filters = filters.reshape(len(index), family.size, -1)[:, :, 0]
+        filters = np.asarray(slope).reshape(family.size, -1, total)[:, 0].T
         order = np.argsort(-np.linalg.norm(filters, axis=1), kind="stable")[:_FILTERS]
         ncols = math.ceil(math.sqrt(len(order) * shape[0] / shape[1]))
         width = min(8.0, 1.0 + 0.75 * ncols)
@@ -310,31 +306,12 @@ def _filter_pictures(
         plot_units(filters[np.sort(order)], shape, ncols=ncols, ax=ax)
         selection = "all units"
         if len(order) < total:
-            first = "" if len(filters) == total else f" of the first {len(filters)}"
-            selection = f"the {len(order)} strongest{first} of {total}"
+            selection = f"the {len(order)} strongest of {total}"
         section.figure(
             f"filters_{block}_{b}",
             figure,
             f"Weights of the units of {b} to {block}: {selection}.",
         )
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _weights(
-    graph: FactorGraph, block: str, other: str, params: Params, index: Array
-) -> Array:
-    """Return the derivative of a block's natural parameters in another block's statistics."""
-    zero = energy.zero_statistics(graph, graph.families)
-
-    def natural(t):
-        return energy.natural(graph, params, zero | {other: t}, [block])[block]
-
-    def row(i):
-        direction = jnp.zeros(zero[other].size).at[i].set(1.0)
-        tangent = direction.reshape(zero[other].shape)
-        return jax.jvp(natural, (zero[other],), (tangent,))[1]
-
-    return jax.lax.map(row, index, batch_size=64)
 
 
 def _grey(family: Family, values: Numbers) -> Float[np.ndarray, "count units"]:

@@ -130,7 +130,7 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         key = jax.random.key(seed)
         optimizer = self.optimizer or optax.adam
-        rows = self._as_units(values)
+        rows = harmonium.as_units(self, values)
         result = fit(
             self.graph_,
             {"v": rows, "label": labels[:, None]},
@@ -156,7 +156,9 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         values = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
         return np.exp(
-            harmonium.by_chunks(self._log_probabilities, self._as_units(values))
+            harmonium.by_chunks(
+                self._log_probabilities, harmonium.as_units(self, values)
+            )
         )
 
     def predict(self, X: ArrayLike) -> np.ndarray:
@@ -169,9 +171,3 @@ class HarmoniumClassifier(ClassifierMixin, BaseEstimator):
 
     def _log_probabilities(self, rows: np.ndarray) -> jax.Array:
         return label_log_probabilities(self.graph_, self.params_, {"v": rows}, "label")
-
-    def _as_units(self, values: np.ndarray) -> np.ndarray:
-        """Return checked rows of the block "v"."""
-        if self.scaler_ is not None:
-            values = self.scaler_.transform(values)
-        return harmonium.as_units(self, self.graph_.families["v"], values)

@@ -5,6 +5,7 @@
 from collections.abc import Callable
 from functools import lru_cache, partial
 import math
+from typing import Any
 import warnings
 
 import numpy as np
@@ -208,8 +209,11 @@ def check_values(model: object, family: Family, values: np.ndarray) -> None:
         )
 
 
-def as_units(model: object, family: Family, values: np.ndarray) -> np.ndarray:
+def as_units(model: Any, values: np.ndarray) -> np.ndarray:
     """Return checked rows of the visible block."""
+    family = model.graph_.families["v"]
+    if model.scaler_ is not None:
+        values = model.scaler_.transform(values)
     # before the check: a scaler's 1.0000000000000002 is 1 in float32
     values = values.astype(jnp.result_type(float))
     if family.bounds[0] >= 0:

@@ -171,7 +171,7 @@ class HarmoniumTransformer(
             self._epoch(*self._start(X, sample_weight))
             return self
         values, weights = harmonium.weighted_rows(self._values(X), sample_weight)
-        self._epoch(self._as_units(values), weights)
+        self._epoch(harmonium.as_units(self, values), weights)
         return self
 
     def _start(
@@ -189,7 +189,7 @@ class HarmoniumTransformer(
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
         self.graph_ = harmonium.harmonium(visible, latent)
         self._n_features_out = math.prod(latent.statistic_shape)
-        rows = self._as_units(values)
+        rows = harmonium.as_units(self, values)
         self.random_state_ = check_random_state(self.random_state)
         key = self._key()
         self._words = np.asarray(random.key_pair(key))
@@ -430,14 +430,7 @@ class HarmoniumTransformer(
 
     def _rows(self, X: Matrix) -> np.ndarray:
         check_is_fitted(self)
-        return self._as_units(self._values(X))
-
-    def _as_units(self, values: np.ndarray) -> np.ndarray:
-        """Return checked rows of the visible block."""
-        family = self.graph_.families["v"]
-        if self.scaler_ is not None:
-            values = self.scaler_.transform(values)
-        return harmonium.as_units(self, family, values)
+        return harmonium.as_units(self, self._values(X))
 
     @jax.default_matmul_precision("float32")
     def _by_chunks(self, fn: Callable[..., Array], rows: np.ndarray) -> np.ndarray:

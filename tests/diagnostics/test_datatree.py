@@ -138,10 +138,8 @@ def test_meeting_group_has_the_path_of_every_pair(tmp_path):
         and int(meeting["lag"]) == 3
     )
     np.testing.assert_array_equal(meeting["sweep"], 3 + 1 + np.arange(40))
-    for name in ("distance", "energy", "energy_following"):
-        assert meeting[name].dims == ("chain", "sweep", "row") and meeting[
-            name
-        ].shape == (3, 40, 2)
+    assert meeting["distance"].dims == ("chain", "sweep", "row")
+    assert meeting["distance"].shape == (3, 40, 2)
     is_unmet = (meeting["sweep"] < meeting["meeting_time"]).transpose(
         "chain", "sweep", "row"
     )

@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds on the distance to stationarity, and choices of k and m, against enumerated chains.
+"""Bounds on the distance to stationarity, against enumerated chains.
 
 Tests diagnostics/meeting.py.
 """
@@ -19,14 +19,8 @@ import zoo
 import jax
 
 import ebmpp
-from ebmpp.diagnostics import (
-    inefficiency,
-    suggest_k_m,
-    tv_upper_bound,
-    wasserstein_upper_bound,
-)
+from ebmpp.diagnostics import tv_upper_bound, wasserstein_upper_bound
 from ebmpp.diagnostics.meeting import survival
-from helpers import assert_rows_law
 
 # chains start in the less likely one of two modes
 START = {"v": np.zeros(4, np.float32), "h": np.zeros(3, np.float32)}
@@ -259,73 +253,13 @@ def test_an_unmet_pair_makes_the_wasserstein_bound_infinite():
         wasserstein_upper_bound(meeting_tree([2], [True]))
 
 
-def averages(pairs, k, m):
-    """H_{k:m} of every pair: the mean of f(X_s), the energy, and its corrections."""
-    x, y = energies(samples(pairs)), energies(fields(pairs)["y"])
-    time, total = np.asarray(pairs.last_state.meeting_time), np.zeros(PAIRS)
-    for s in range(k, m + 1):
-        total += x[:, s - LAG - 1]
-        for t in range(s + LAG, LAG + SWEEPS, LAG):
-            total += np.where(t < time, x[:, t - LAG - 1] - y[:, t - LAG - 1], 0)
-    return total / (m - k + 1)
-
-
-def test_corrected_averages_are_unbiased_with_the_tabulated_variance(tree, pairs):
-    exact = model().target @ np.array([energies(x) for x in model().states])
-    cell = inefficiency(tree).sel(k=4, extra=26, method="nearest")
-    k, m = int(cell.k), int(cell.k + cell.extra)
-    assert_rows_law(averages(pairs, k, m), exact)
-    assert cell.variance.item() == pytest.approx(
-        np.var(averages(pairs, k, m), ddof=1), rel=1e-4
-    )
-    time = tree["meeting"].meeting_time.values
-    assert cell.cost.item() == pytest.approx(np.mean(np.maximum(m, time) + time - LAG))
-
-
-def energies(x: dict) -> np.ndarray:
-    v, h = (np.asarray(x[b], float) for b in ("v", "h"))
-    return -(
-        v @ TWO_MODES["v"] + h @ TWO_MODES["h"] + ((v @ TWO_MODES["v:h"]) * h).sum(-1)
-    )
-
-
-def test_the_suggestion_is_the_cheapest_good_choice(tree):
-    table, (k, m) = inefficiency(tree), suggest_k_m(tree)
-    assert (
-        table.attrs == {"lag": LAG, "variance": "measured"}
-        and LAG < k <= m <= LAG + SWEEPS
-    )
-    suggested, best = table.sel(k=k, extra=m - k), float(table.inefficiency.min())
-    assert float(suggested.inefficiency) <= 1.1 * best
-    assert (
-        table.inefficiency.where(table.cost < float(suggested.cost)).fillna(np.inf)
-        > 1.1 * best
-    ).all()
-
-
-def test_an_estimate_has_a_modelled_variance():
-    lag, source = 5, estimate(lag=5)
-    table, (k, m) = inefficiency(source), suggest_k_m(source)
-    xr.testing.assert_identical(inefficiency(ebmpp.to_datatree(source)), table)
-    assert table.attrs == {"lag": lag, "variance": "modelled"}
-    assert (table.variance > 0).all() and (table.variance.diff("extra") < 1e-12).all()
-    assert (table.cost.diff("extra") >= 0).all() and (table.cost.diff("k") >= 0).all()
-    assert 0 < k <= m
-    assert (
-        table.inefficiency.sel(k=k, extra=m - k) < table.inefficiency.sel(extra=0).min()
-    )
-    assert suggest_k_m(meeting_tree([1, 1, 1], [True] * 3)) == (1, 1)
-
-
-@pytest.mark.parametrize("function", [inefficiency, suggest_k_m])
-def test_unmet_thinned_and_missing_pairs_are_refused(function, tree):
+def test_thinned_and_missing_pairs_are_refused(tree):
     group = tree["meeting"].to_dataset()
     thinned = xr.DataTree.from_dict({"meeting": group.isel(sweep=slice(0, None, 2))})
     for source, message in (
-        (censored_estimate(), f"{censored_estimate().num_unmet} of {PAIRS} unmet"),
         (thinned, "thinned"),
         (xr.DataTree(), "'meeting'"),
         (meeting_tree(np.zeros(0), np.zeros(0, bool)), "'meeting'"),
     ):
         with pytest.raises(ValueError, match=message):
-            function(source)
+            wasserstein_upper_bound(source)

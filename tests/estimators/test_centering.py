@@ -188,20 +188,6 @@ def test_direction_of_a_visible_lattice_is_unbiased() -> None:
 
 
 @pytest.mark.nightly
-def test_zero_offsets_give_the_inner_estimator() -> None:
-    graph, params, _ = problem("rbm")
-    estimator = Centered(CD(k=2), offsets="zero", sliding=0.3)
-    state = estimator.init_state(graph, params, ROWS, 4, key(0))
-    plain = estimate(CD(k=2), graph, params, (), ROWS, key(1))
-    result = estimate(estimator, graph, params, state, ROWS, key(1))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-        result.gradient,
-        plain.gradient,
-    )
-    assert all((np.asarray(o) == 0).all() for o in result.state.offsets.values())
-
-
 def test_run_follows_algorithm_4() -> None:
     """In the centered params of the paper, with both phases at the step's offsets."""
     d, rate, nu = 3, 0.4, 0.2
@@ -241,21 +227,14 @@ def test_run_follows_algorithm_4() -> None:
         np.testing.assert_allclose(state.offsets["h"], lam, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "share"), [("data", 0.0), ("model", 1.0), ("average", 0.5)]
-)
-def test_offsets_follow_weighted_means_of_data_and_model(
-    offsets: str, share: float
-) -> None:
+def test_offsets_follow_weighted_means_of_the_data() -> None:
     graph, params, _ = problem("rbm")
     weights = np.float32([0.5, 0.0, 1.5, 0.5])
     uniform = np.full(4, 0.25)
     model = np.linalg.matrix_power(visible_transition(params), 10_000)[0]
-    data_mean, model_mean = (
-        phase(params, ROWS["v"], weights / weights.sum()),
-        phase(params, STATES, model),
-    )
-    estimator = Centered(Constant(), sliding=0.25, offsets=offsets)
+    mean = phase(params, ROWS["v"], weights / weights.sum())
+    model_mean = phase(params, STATES, model)
+    estimator = Centered(Constant(), sliding=0.25)
     state = estimator.init_state(graph, params, ROWS, 4, key(0))
     # the inner gradient: the model's means minus the means of the weighted rows
     total = float(weights.sum())
@@ -265,9 +244,8 @@ def test_offsets_follow_weighted_means_of_data_and_model(
     result = estimate(estimator, graph, params, state, ROWS, key(0), weights)
     first = {"v": phase(params, ROWS["v"], uniform)["v"], "h": np.full(3, 0.5)}
     for b in ("v", "h"):
-        mean = share * model_mean[b] + (1 - share) * data_mean[b]
         np.testing.assert_allclose(
-            result.state.offsets[b], 0.75 * first[b] + 0.25 * mean, atol=1e-5
+            result.state.offsets[b], 0.75 * first[b] + 0.25 * mean[b], atol=1e-5
         )
     np.testing.assert_allclose(result.metrics["seen"], 2.5)
 
@@ -296,8 +274,6 @@ def test_offsets_and_chains_are_adopted() -> None:
     assert isinstance(adopted, CenteredState)
     jax.tree.map(np.testing.assert_array_equal, adopted.offsets, before.offsets)
     jax.tree.map(np.testing.assert_array_equal, adopted.inner, fresh.inner)
-    zero = Centered(UCD(k=1), offsets="zero").adopt(before, fresh)
-    jax.tree.map(np.testing.assert_array_equal, zero.offsets, fresh.offsets)
     keeping = Centered(Constant(keeps=True))
     fresh, chains = start(keeping), {"v": np.zeros((5, 4)), "h": np.zeros((5, 3))}
     assert keeping.adopt(chains, fresh).inner is chains
@@ -342,7 +318,6 @@ def test_invalid_arguments_raise() -> None:
         ({"estimator": CD}, "estimator"),
         ({"estimator": CSDCP()}, "centered already"),
         ({"estimator": CD(), "sliding": 1.5}, "sliding .*1.5"),
-        ({"estimator": CD(), "offsets": "batch"}, "offsets .*'batch'"),
     ):
         with pytest.raises((ArgumentError, TypeError), match=message):
             Centered(**options)

@@ -252,7 +252,6 @@ def test_window_follows_arguments(
     ("make", "options", "message"),
     [
         (Quantile, {"q": 1.0}, "q .*1"),
-        (Quantile, {"smoothing": 1.0}, "smoothing .*1"),
         (TargetVariance, {"target": 0.0}, "target .*0"),
         (TargetCost, {"target": 0.5}, "target .*0.5"),
         (UCD, {"k": -1}, "k .*-1"),

@@ -112,13 +112,9 @@ def test_coupled_runs_have_a_meeting_group():
         for m in METHODS[:2]
     ]
     assert_same(*map(samples, runs))
-    tree, state = ebmpp.to_datatree(runs[1]), runs[1].last_state
-    assert int(tree["meeting"]["lag"]) == 2 and tree["meeting"]["energy"].dims == (
-        "chain",
-        "sweep",
-    )
-    energy = zoo.graph("rbm").energy(strong_params(), state.z)
-    np.testing.assert_allclose(state.energies[:, 0], energy, rtol=1e-5)
+    meeting = ebmpp.to_datatree(runs[1])["meeting"]
+    assert int(meeting["lag"]) == 2
+    assert meeting["distance"].dims == ("chain", "sweep")
 
 
 def products(x):

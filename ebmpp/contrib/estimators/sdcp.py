@@ -164,14 +164,13 @@ def CSDCP(
     d: int = 3,
     k: int = 4,
     sliding: float = 0.01,
-    offsets: str = "data",
     posterior: PosteriorApproximation | None = None,
 ) -> Centered:
-    """Return ``Centered(SDCP(d, k, posterior), sliding, offsets)``: S-DCP with centered gradients.
+    """Return ``Centered(SDCP(d, k, posterior), sliding)``: S-DCP with centered gradients.
 
     :param d: inner steps per batch.
     :param k: sweeps per inner step.
-    :param sliding: see :class:`~ebmpp.Centered`, as for ``offsets``.
+    :param sliding: see :class:`~ebmpp.Centered`.
     :param posterior: see :class:`SDCP`.
 
     **References**
@@ -183,6 +182,6 @@ def CSDCP(
 
     >>> from ebmpp.contrib import CSDCP
     >>> CSDCP(d=6, k=4)
-    Centered(estimator=SDCP(d=6, k=4, posterior=None), sliding=0.01, offsets='data', rates=())
+    Centered(estimator=SDCP(d=6, k=4, posterior=None), sliding=0.01, rates=())
     """
-    return Centered(SDCP(d, k, posterior), sliding, offsets)
+    return Centered(SDCP(d, k, posterior), sliding)
