@@ -39,7 +39,7 @@ from ebmpp.moves.move import draw_chains
 
 def check_model(name: str, graph: FactorGraph, params: Params, rng_key: Array) -> Array:
     """Check what every function of this room takes, and return the key pair of the key."""
-    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance(f"{name}: graph", graph, FactorGraph)
     instead = "Use a function of ebmpp.monitors or Monitor(fn, compiled=False), or call it outside"
     checks.on_host(name, params, rng_key, instead=instead)
     graph.check(params)

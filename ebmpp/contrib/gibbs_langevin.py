@@ -36,7 +36,7 @@ def langevin_sweep(
     :raises DeclarationError: for a graph without real-valued blocks.
     :raises IntractableError: for two blocks that cannot be summed out together.
     """
-    checks.instance("langevin_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("langevin_sweep: graph", graph, FactorGraph)
     marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
     unknown = [b for b in marginalize if b not in graph.families]
     real = tuple(

@@ -143,9 +143,7 @@ def _check_graphs(
     what: str, graphs: Sequence[FactorGraph], params: Sequence[Params] | None
 ) -> None:
     for graph in graphs:
-        checks.instance(
-            f"{what}: each of the graphs", graph, FactorGraph, "a FactorGraph"
-        )
+        checks.instance(f"{what}: each of the graphs", graph, FactorGraph)
     if params is not None and len(params) != len(graphs):
         raise ArgumentError(
             f"{what}: params must be those of each of {len(graphs)} graphs, got {len(params)}"

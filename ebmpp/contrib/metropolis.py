@@ -161,7 +161,7 @@ def metropolis_sweep(
     :raises DeclarationError: for a block without a uniform distribution.
     :raises IntractableError: for blocks that cannot be summed out together.
     """
-    checks.instance("metropolis_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("metropolis_sweep: graph", graph, FactorGraph)
     marginalize = (marginalize,) if isinstance(marginalize, str) else tuple(marginalize)
     free = tuple(b for layer in schedule(graph, clamped) for b in layer)
     unknown = [b for b in marginalize if b not in free]

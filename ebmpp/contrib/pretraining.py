@@ -84,7 +84,7 @@ def pretrain(
     >>> start["h1:h2"].shape  # next: ebmpp.fit(deep, rows, params=start, ...)
     (4, 2)
     """
-    checks.instance("pretrain: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("pretrain: graph", graph, FactorGraph)
     rng_key = checks.key("pretrain: rng_key", rng_key)
     checks.on_host("pretrain", rng_key, data)
     num_steps = checks.count("pretrain: num_steps", num_steps)

@@ -170,13 +170,16 @@ def _accepts(fn: Callable, arguments: int) -> bool:
     return True
 
 
-def instance(name: str, value: Any, kind: type[T] | tuple[type, ...], what: str) -> T:
-    """Return an instance of a class, ``what`` in words; raise ArgumentError for other values."""
+def instance(name: str, value: Any, kind: type[T], what: str = "") -> T:
+    """Return an instance of a class, raise ArgumentError for other values.
+
+    :param what: the instance in words, by default "a" and the class's name.
+    """
     # a class has the methods that a protocol requires
     is_class = isinstance(value, type)
     if not isinstance(value, kind) or is_class:
         hint = f"Call it: {value.__name__}(...)." if is_class else ""
-        raise error(name, what, value, hint=hint)
+        raise error(name, what or f"a {kind.__name__}", value, hint=hint)
     return value
 
 

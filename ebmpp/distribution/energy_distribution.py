@@ -154,9 +154,7 @@ class EnergyDistribution(dist.Distribution):
         num_sweeps: int = 100,
         validate_args: bool | None = None,
     ) -> None:
-        checks.instance(
-            "EnergyDistribution: graph", graph, FactorGraph, "a FactorGraph"
-        )
+        checks.instance("EnergyDistribution: graph", graph, FactorGraph)
         num_sweeps = checks.count("EnergyDistribution: num_sweeps", num_sweeps)
         batch = batches.leading_axes(graph, params)
         validates = self._validate_args if validate_args is None else validate_args
@@ -459,7 +457,7 @@ def _check_layout(
     names = states.check_names(blocks, graph.families)
     if layout is None:
         return Layout.flat(graph, names)
-    checks.instance("EnergyDistribution: layout", layout, Layout, "a Layout")
+    checks.instance("EnergyDistribution: layout", layout, Layout)
     blocks = dict(layout.blocks)
     expected = {b: graph.families[b].shape for b in names}
     if blocks != expected:

@@ -89,7 +89,7 @@ def pseudo_log_likelihood(
     -6.2383
     """
     name = "pseudo_log_likelihood"
-    checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance(f"{name}: graph", graph, FactorGraph)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, rows, name)
     keys = check_units(graph, num_units, rng_key, rows)
@@ -226,7 +226,7 @@ def mean_field_bound(
     >>> bool((abs(gap) < 1e-5).all())
     True
     """
-    checks.instance("mean_field_bound: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("mean_field_bound: graph", graph, FactorGraph)
     passes = checks.count("mean_field_bound: passes", passes)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, rows, "mean_field_bound")

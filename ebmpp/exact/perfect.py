@@ -326,7 +326,7 @@ def perfect_sample(
     >>> {b: v.shape for b, v in x.items()}
     {'a': (10, 6), 'b': (10, 6)}
     """
-    checks.instance("perfect_sample: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("perfect_sample: graph", graph, FactorGraph)
     rng_key = checks.key("perfect_sample: rng_key", rng_key)
     num_samples = checks.count("perfect_sample: num_samples", num_samples)
     max_sweeps = checks.count("perfect_sample: max_sweeps", max_sweeps)

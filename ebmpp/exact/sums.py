@@ -173,7 +173,7 @@ def log_partition(graph: FactorGraph, params: Params) -> Scalar:
 
 
 def _check(graph: FactorGraph, params: Params) -> None:
-    checks.instance("exact: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("exact: graph", graph, FactorGraph)
     graph.check(params)
     if not graph.has_zeros:
         return

@@ -40,7 +40,7 @@ def zero_sum_gauge(graph: FactorGraph, params: Params) -> Params:
     >>> params["s"].tolist(), params["s:s"].tolist()
     ([[1.0, -1.0], [1.0, -1.0]], [[[1.0, -1.0], [-1.0, 1.0]]])
     """
-    checks.instance("zero_sum_gauge: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("zero_sum_gauge: graph", graph, FactorGraph)
     graph.check(params)
     result = dict(params)
     biases = {

@@ -84,7 +84,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
     >>> graph == rbm, params["v:h"].shape
     (True, (4, 3))
     """
-    checks.instance("save: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("save: graph", graph, FactorGraph)
     graph.check(params, values=False)
     arrays: list[np.ndarray] = []
     body = {

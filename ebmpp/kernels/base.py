@@ -67,7 +67,7 @@ class RowKernel(MCMCKernel, Generic[S]):
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
-        checks.instance(f"{name}: graph", graph, FactorGraph, "a FactorGraph")
+        checks.instance(f"{name}: graph", graph, FactorGraph)
         checks.choice(
             f"{name}: init",
             init,

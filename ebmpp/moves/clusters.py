@@ -318,7 +318,7 @@ def cluster_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
     :raises IntractableError: if no units of one block interact, or not in a way that
         makes clusters.
     """
-    checks.instance("cluster_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("cluster_sweep: graph", graph, FactorGraph)
     layers = schedule(graph, clamped)
     inner = [layer[0] for layer in layers if layer[0] in graph.splits]
     # the check says that no units interact

@@ -170,7 +170,7 @@ def forest_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move,
     >>> int(est.meeting_time.max())  # exact draws meet in the first sweep after the lag
     2
     """
-    checks.instance("forest_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("forest_sweep: graph", graph, FactorGraph)
     free = [b for b in graph.families if b not in set(clamped)]
     finite = [b for b in free if forests.layers.suits(graph, b)]
     if not finite:

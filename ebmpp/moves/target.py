@@ -79,7 +79,7 @@ class Target:
         :raises StateError: for blocks that do not fit the graph, or if no block is
             free.
         """
-        checks.instance(f"{who}: graph", graph, FactorGraph, "a FactorGraph")
+        checks.instance(f"{who}: graph", graph, FactorGraph)
         target = cls(graph, params, as_clamped(graph.families, blocks, values))
         if not target.free:
             raise StateError(

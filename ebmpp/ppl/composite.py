@@ -147,12 +147,9 @@ class CoupledComposite(MCMCKernel):
         self.init_strategy = init_strategy
         self.steps = tuple(checks.sequence("CoupledComposite: steps", steps, "steps"))
         for step in self.steps:
-            checks.instance(
-                "CoupledComposite: a step",
-                step,
-                (GibbsBlock, Conjugate, CoupledHMC),
-                "a GibbsBlock, a Conjugate or a CoupledHMC",
-            )
+            if not isinstance(step, Step):
+                what = "a GibbsBlock, a Conjugate or a CoupledHMC"
+                raise checks.error("CoupledComposite: a step", what, step)
             if isinstance(step, GibbsBlock):
                 step.check_coupled(coupling)
         self.blocks = [step for step in self.steps if isinstance(step, ModelBlock)]

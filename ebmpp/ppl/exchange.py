@@ -141,7 +141,7 @@ class Exchange(SiteKernel):
         log_likelihood: Callable[..., Array] | None = None,
         max_sweeps: int = perfect.MAX_SWEEPS,
     ) -> None:
-        checks.instance("Exchange: graph", graph, FactorGraph, "a FactorGraph")
+        checks.instance("Exchange: graph", graph, FactorGraph)
         for name, fn in {"params": params, "data": data}.items():
             checks.function(f"Exchange: {name}", fn, f"the sites, {name}(sites, *args)")
 

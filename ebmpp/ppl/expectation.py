@@ -128,7 +128,7 @@ def composite_expectation(
     ((), 0)
     """
     who = "composite_expectation"
-    checks.instance(f"{who}: kernel", kernel, CoupledComposite, "a CoupledComposite")
+    checks.instance(f"{who}: kernel", kernel, CoupledComposite)
     rng_key = checks.key(f"{who}: rng_key", rng_key)
     checks.on_host(who, rng_key, model_args, model_kwargs)
     has_window = not (k is None and m is None and lag is None)

@@ -264,7 +264,7 @@ class GraphBlock(GibbsBlock):
         moves: Move | Sequence[Move] | None = None,
         tempering: Sequence[float] | None = None,
     ) -> None:
-        checks.instance("GibbsBlock: graph", graph, FactorGraph, "a FactorGraph")
+        checks.instance("GibbsBlock: graph", graph, FactorGraph)
         self.graph = graph
         self.start = checks.choice("GibbsBlock: init", init, search.STARTS)
         self.binding = Binding(graph, sites, params, clamped, log_likelihood)

@@ -122,7 +122,7 @@ def report(
     ... )
     >>> result.tables["log_likelihood"]["exact"]  # doctest: +SKIP
     """
-    checks.instance("report: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("report: graph", graph, FactorGraph)
     rng_key = checks.key("report: rng_key", rng_key)
     checks.on_host("report", rng_key, params, data)
     graph.check(params)

@@ -70,7 +70,7 @@ def to_bernoulli_rbm(
     >>> to_bernoulli_rbm(rbm, rbm.init(jax.random.key(0))).transform(np.eye(4)).shape
     (4, 3)
     """
-    checks.instance("to_bernoulli_rbm: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("to_bernoulli_rbm: graph", graph, FactorGraph)
     graph.check(params)
     is_pair = len(graph.visible) == len(graph.latent) == 1 and not graph.splits
     if not is_pair or {type(f) for f in graph.families.values()} != {Bernoulli}:

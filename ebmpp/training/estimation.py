@@ -145,7 +145,7 @@ def estimate(
     """
     rng_key = checks.key("estimate: rng_key", rng_key)
     checks.on_host("estimate", rng_key, params, weights, data)
-    checks.instance("estimate: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("estimate: graph", graph, FactorGraph)
     num_pairs = checks.count("estimate: num_pairs", num_pairs, least=2)
     num_steps = checks.count("estimate: num_steps", num_steps)
     max_sweeps = checks.count("estimate: max_sweeps", max_sweeps, least=2)

@@ -171,7 +171,7 @@ def fit(
     """
     began = time.monotonic()
     checks.on_host("fit", rng_key, params, weights, data)
-    checks.instance("fit: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("fit: graph", graph, FactorGraph)
     checks.flag("fit: progress_bar", progress_bar)
     rng_key = checks.key("fit: rng_key", rng_key)
     batch_size = checks.optional_count("fit: batch_size", batch_size)

@@ -48,7 +48,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
     >>> bool(jnp.isclose(ebmpp.exact.log_partition(posterior, params), -joint))
     True
     """
-    checks.instance("condition: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("condition: graph", graph, FactorGraph)
     values = states.merge_clamped(values)
     if not values:
         return graph

@@ -362,7 +362,7 @@ def informed_sweep(
     >>> informed_sweep(lattice, rule="dlmc")
     (Informed(blocks=('x',), rule='dlmc', step_size=0.3, num_steps=10),)
     """
-    checks.instance("informed_sweep: graph", graph, FactorGraph, "a FactorGraph")
+    checks.instance("informed_sweep: graph", graph, FactorGraph)
     held = set(clamped)
     free = [b for b in graph.families if b not in held]
     real = tuple(b for b in free if b in graph.nonconjugate)
