@@ -20,7 +20,7 @@ _P = ParamSpec("_P")
 _MIN_SIZE = 8192  # values; for fewer the loop of a barrier costs more than it saves
 # States whose product takes as long as splitting the weights, which XLA does not move
 # out of a loop on a GPU: by bytes and launches for 784x500 on an H200, not measured.
-_ROWS = 512
+_ROWS = 768
 _abandoned: list[Array] = []  # results of computations whose wait was interrupted
 
 

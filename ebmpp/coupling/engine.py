@@ -85,6 +85,7 @@ _TRIALS_PER_SWEEP = 1024
 _READY = 16384  # pairs whose starts are in memory at once
 _NEVER = 2**31 - 1  # meeting time of an unmet pair
 _FLUSH_ROWS = 512  # states per weighted product; smaller products are bound by overhead
+_ACCELERATED_FLUSH_ROWS = 2048  # fewer sweeps wait for the host
 _FEW_REPEATS = 8  # sweeps that may run without a check for active slots
 
 
@@ -383,7 +384,8 @@ class _Engine:
 
     def _block(self, run: _Run, jobs: Jobs | None) -> _Run:
         """Make the sweeps of one weighted product, and add their states to the sum."""
-        repeats = max(1, _FLUSH_ROWS // (2 * len(run.slots.numbers[0])))
+        rows = _ACCELERATED_FLUSH_ROWS if backend.accelerated() else _FLUSH_ROWS
+        repeats = max(1, rows // (2 * len(run.slots.numbers[0])))
         if repeats == 1:
             run, record = self._sweep_once(run, jobs)
             x = both_as_rows(record.states)

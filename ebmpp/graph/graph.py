@@ -227,7 +227,7 @@ class FactorGraph(Declaration, Shown):
     def init(
         self,
         rng_key: Array,
-        data: StateLike | None = None,
+        data: StateLike | tables.Table | None = None,
         scheme: str | Mapping[str, str] = "gaussian",
         weights: ArrayLike | None = None,
     ) -> Params:

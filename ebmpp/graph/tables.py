@@ -132,8 +132,13 @@ def check_rows(
 def mean_statistics(
     graph: Declaration, data: PyTree, weights: PyTree, warns: bool = False
 ) -> dict[str, Mean | Moments]:
-    """Return the mean statistics of known entries, and the number of rows, by block."""
-    rows, known, batch = as_data(graph, data, missing=None)
+    """Return the mean statistics of known entries, and the number of rows, by block.
+
+    :param data: not checked again if it is a table.
+    """
+    if not isinstance(data, Table):
+        data = as_data(graph, data, missing=None)
+    rows, known, batch = data
     if 0 in batch:
         raise checks.state_error("data", "at least one row", batch)
     if weights is not None and is_concrete(weights):

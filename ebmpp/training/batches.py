@@ -65,9 +65,10 @@ class Selection(NamedTuple):
     weights: Numbers | None = None
     known: Blocks = {}
 
-    def observed(self) -> dict[str, Any]:
-        """Return all rows as data, with their missing entries."""
-        return tables.Table(self.rows, self.known, ()).observed()
+    @property
+    def table(self) -> tables.Table:
+        """All rows, with their missing entries."""
+        return tables.Table(self.rows, self.known, (num_rows(self.rows),))
 
 
 class BatchSource(Protocol):

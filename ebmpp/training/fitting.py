@@ -207,9 +207,7 @@ def fit(
         source = as_source(graph, data, weights, batch_size, order_key)
         sample = source.sample()
         if params is None:
-            params = graph.init(
-                init_key, sample.observed(), init_scheme, sample.weights
-            )
+            params = graph.init(init_key, sample.table, init_scheme, sample.weights)
         params = _owned(graph, params)
         check_rows(graph, params, Batch.uniform(sample.rows, sample.known))
         best = None
@@ -218,7 +216,7 @@ def fit(
         path = None
         if keep_path is not False:
             path = PathRecorder(keep_path, params)
-            eta0 = base_rates(graph, sample.observed(), sample.weights)
+            eta0 = base_rates(graph, sample.table.observed(), sample.weights)
         key = random.key_pair(base_key)
         # a stream begins at its first batch
         batches_after = 0 if is_stream(data) else steps_before

@@ -231,6 +231,8 @@ class Loop:
             offsets,
         )
         sharding.block_on_cpu_mesh(state)
+        if batches[0].index is not None:  # else a thread reads ahead
+            self._read(step, self.stages.end(number), number, num_chunks=2)
         # a single step is not waited for
         count = 1 if len(batches) == 1 else int(backend.wait(done))
         constants = dict(self._choice.record)
@@ -248,19 +250,25 @@ class Loop:
         while ready and ready[0][0] < step:
             ready.popleft()
         try:
-            while (at := step + len(ready)) < stop and (
-                not ready or len(ready) < chunk_size(ready[0][1])
-            ):
-                batch = self._batches.batch(self.stages.batch(at))
-                _check_missing(self.stages[number].estimator, batch)
-                ready.append((at, batch))
+            self._read(step, stop, number)
         except errors.StateError:
             if not ready:  # else it is raised again at its own step
                 raise
-        batches = [batch for at, batch in ready if at < stop]
+        size = chunk_size(ready[0][1])
+        batches = [batch for at, batch in itertools.islice(ready, size) if at < stop]
         # rows of a stream may have missing entries in some batches
         _, like_first = next(itertools.groupby(batches, jax.tree.structure))
         return list(like_first)
+
+    def _read(self, step: int, stop: int, number: int, num_chunks: int = 1) -> None:
+        """Make the batches of so many chunks from ``step`` on, up to ``stop``, ready."""
+        ready = self._selected
+        while (at := step + len(ready)) < stop and (
+            not ready or len(ready) < num_chunks * chunk_size(ready[0][1])
+        ):
+            batch = self._batches.batch(self.stages.batch(at))
+            _check_missing(self.stages[number].estimator, batch)
+            ready.append((at, batch))
 
 
 def _check_missing(estimator: Estimator, selection: Selection) -> None:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 import dataclasses
 from functools import partial
+import math
 from typing import NamedTuple
 
 from jaxtyping import PyTree
@@ -217,12 +218,15 @@ def run_chunk(
         table = jax.tree.map(lambda row: row[None], metrics)
         return state, table, jnp.int32(1)
     budget = _WORK_ACCELERATED if backend.accelerated() else _WORK
+    costs = []
 
     @jax.jit  # so that the shapes of its metrics and the loop share one tracing
     def step_at(i, state):
         batch = _merged(shared, jax.tree.map(lambda a: jnp.asarray(a)[i], parts))
         step = first + jnp.asarray(offsets)[i]
-        return _step(program, key, state, numbers, step, batch)
+        state, metrics, cost = _step(program, key, state, numbers, step, batch)
+        costs.append(cost)
+        return state, metrics, jnp.asarray(cost, float)
 
     def cond(carry):
         return (carry.done < count) & (carry.work < budget)
@@ -230,16 +234,25 @@ def run_chunk(
     def body(carry):
         i = carry.done
         state, metrics, cost = step_at(i, carry.state)
-        table = jax.tree.map(
-            lambda rows, row: rows.at[i].set(row), carry.metrics, metrics
-        )
+        put = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
+        table = jax.tree.map(put, carry.metrics, metrics)
         return _Carry(i + 1, carry.work + cost, state, table)
 
     zero = jnp.int32(0)
     _, metrics, _ = jax.eval_shape(step_at, zero, state)
     size = len(offsets)
     table = jax.tree.map(lambda a: jnp.zeros((size, *a.shape), a.dtype), metrics)
-    last = lax.while_loop(cond, body, _Carry(zero, jnp.zeros(()), state, table))
+    start = _Carry(zero, jnp.zeros(()), state, table)
+    if backend.accelerated() and isinstance(costs[0], int | float):
+
+        def masked(_, carry):
+            return jax.tree.map(partial(jnp.where, cond(carry)), body(carry), carry)
+
+        # of known length, without a synchronisation with the host per step
+        length = min(size, math.ceil(budget / costs[0]))
+        last = lax.fori_loop(0, length, masked, start)
+    else:
+        last = lax.while_loop(cond, body, start)
     return last.state, last.metrics, last.done
 
 
@@ -257,7 +270,7 @@ def _step(
     numbers: Sequence[Array],
     step: ArrayLike,
     selection: Selection,
-) -> tuple[TrainState, Metrics, Array]:
+) -> tuple[TrainState, Metrics, ArrayLike]:
     """Make one gradient and one update; return the state, metrics, and the cost in multiplications.
 
     After a failure the params stay as they were.
@@ -278,12 +291,13 @@ def _step(
     metrics = {"gradient_norm": update.norm, "ok": update.ok, **estimate.metrics}
     num_params = sum(np.size(a) for a in jax.tree.leaves(state.params))
     per_row = num_params + _DRAW_COST * graph.num_units
-    sweeps = jnp.asarray(estimate.sweeps, jnp.float32)
-    cost = sweeps * (len(batch.weights) * per_row)
+    sweeps = estimate.sweeps
+    if not isinstance(sweeps, int | float):  # else each step costs the same
+        sweeps = jnp.asarray(sweeps, jnp.float32)
     return (
         TrainState(update.params, update.optimizer, estimate.state, update.ok),
         Metrics.stack(metrics),
-        cost.astype(float),
+        sweeps * (len(batch.weights) * per_row),
     )
 
 

@@ -147,7 +147,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "accelerated", lambda: True)
 
 
-STATES = {"v": np.resize([0.0, 1, 1], (512, 5)).astype(np.float32)}
+STATES = {"v": np.resize([0.0, 1, 1], (768, 5)).astype(np.float32)}
 
 
 def test_many_exact_states_are_multiplied_in_bfloat16(on_gpu: None) -> None:
@@ -157,11 +157,11 @@ def test_many_exact_states_are_multiplied_in_bfloat16(on_gpu: None) -> None:
     exact = STATES["v"].astype(float) @ np.asarray(params["v:h"], float) + 0.3
     assert is_split(natural, params, STATES)
     np.testing.assert_allclose(natural(params, STATES), exact, rtol=2e-7)
-    few = {"v": STATES["v"][:511]}
+    few = {"v": STATES["v"][:767]}
     assert not is_split(natural, params, few)
     with jax.default_matmul_precision("float32"):
         assert not is_split(natural, params, STATES)
-    spins = {"h": np.resize([-1.0, 1, 1], (512, 4)).astype(np.float32)}
+    spins = {"h": np.resize([-1.0, 1, 1], (768, 4)).astype(np.float32)}
     assert is_split(lambda p, x: natural(p, x, "v"), params, spins)
 
 
@@ -206,7 +206,7 @@ def test_rows_of_means_are_multiplied_in_float32(on_gpu: None) -> None:
     model = ebmpp.sklearn.HarmoniumTransformer()
     model.graph_ = ebmpp.layered(v=ebmpp.Bernoulli(5), h=ebmpp.Bernoulli(4))
     model.params_ = jax.tree.map(lambda a: a + 0.3, model.graph_.init(zoo.KEY))
-    rows = np.random.default_rng(0).random((512, 5)).astype(np.float32)
+    rows = np.random.default_rng(0).random((768, 5)).astype(np.float32)
     eta = rows.astype(float) @ np.asarray(model.params_["v:h"], float) + 0.3
     means = model._by_chunks(harmonium.latent_means, rows)
     np.testing.assert_allclose(means, 1 / (1 + np.exp(-eta)), rtol=1e-6)

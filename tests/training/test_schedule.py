@@ -10,12 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_tools import ADAM, ROWS, SGD, WALKER, Recorder, rows_seen, train
+from training_tools import (
+    ADAM,
+    ROWS,
+    SGD,
+    WALKER,
+    Recorder,
+    rows_seen,
+    train,
+)
+import xarray as xr
 
+import jax
 import optax
 
 from ebmpp import CD, Stage
+from ebmpp.core import backend, compiled
 from ebmpp.errors import ArgumentError
+from ebmpp.training import loop, steps
 
 SLOW = optax.sgd(0.1)
 
@@ -155,3 +167,39 @@ def test_epochs_that_have_no_number_of_steps_are_refused(
         steps_of(**{"batch_size": None} | options)
     with pytest.raises(ArgumentError, match="either num_steps or epochs"):
         Stage(num_steps=2, epochs=2)
+
+
+def test_steps_in_a_loop_of_known_length_are_those_of_a_while_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = []
+    for accelerated in (False, True):
+        monkeypatch.setattr(backend, "accelerated", lambda value=accelerated: value)
+        # the cache does not know that the device has changed
+        run_chunk = compiled(steps.run_chunk.fn, statics=1)
+        monkeypatch.setattr(loop, "run_chunk", run_chunk)
+        runs.append(train(num_steps=60))  # a chunk, and a part of one
+    first, second = runs
+    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+    xr.testing.assert_allclose(first.history, second.history, rtol=1e-4)
+
+
+def test_a_loop_of_known_length_ends_where_its_steps_are_expensive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = train(num_steps=20)
+    monkeypatch.setattr(backend, "accelerated", lambda: True)
+    monkeypatch.setattr(steps, "_WORK_ACCELERATED", 7.0 * 4 * (8 + 32 * 4))
+    counts = []
+
+    def run_chunk(*args: Any) -> Any:
+        result = fresh(*args)
+        counts.append(int(result[2]))
+        return result
+
+    fresh = compiled(steps.run_chunk.fn, statics=1)
+    monkeypatch.setattr(loop, "run_chunk", run_chunk)
+    jax.tree.map(
+        np.testing.assert_array_equal, train(num_steps=20).params, usual.params
+    )
+    assert max(counts) == 7
