@@ -28,6 +28,7 @@ from shared import common
 
 CRITICAL = 0.5 * np.log(1 + np.sqrt(2))
 _COUPLINGS = (0.2, 0.3, 0.38, 0.42, 0.46, 0.5, 0.6, 0.7)
+_SNAPSHOTS = {"disordered": 0.3, "critical": CRITICAL, "ordered": 0.6}
 _COUPLED = (0.1, 0.2, 0.3, 0.36)
 _MOST_SWEEPS = 5000
 
@@ -126,18 +127,19 @@ def run(
     return estimate, np.asarray(x[:, -1])
 
 
+# a function of the module, which is compiled once
+def _mean_spin(x):
+    return x["x"].mean()
+
+
 def meet(
     ising: FactorGraph, coupling: float, kind: str, args: argparse.Namespace
 ) -> Any:
     """Run pairs of coupled chains from random spins."""
-
-    def energy(x):
-        return x["x"].mean()
-
     return ebmpp.unbiased_expectation(
         ising,
         {"x:x": jnp.asarray(coupling)},
-        energy,
+        _mean_spin,
         rng_key=jax.random.key(args.seed + 1),
         num_pairs=args.num_pairs,
         coupling=kind,
@@ -184,19 +186,6 @@ def pictures(
         ax.set_ylabel(f"{_LABELS[name]} per spin")
         style.tidy(ax)
     figures.legend_below(figure, axes, ncols=3)
-    below, at, above = (
-        min(states, key=lambda c, to=to: abs(c - to)) for to in (0.3, CRITICAL, 0.6)
-    )
-    snapshots, panels = plt.subplots(1, 3, figsize=(8.6, 3.1), layout="constrained")
-    for ax, coupling in zip(panels, (below, at, above), strict=True):
-        ax.imshow(
-            states[coupling][0].reshape(args.side, args.side),
-            cmap="gray",
-            vmin=-1,
-            vmax=1,
-        )
-        ax.set_title(f"one state, coupling constant {coupling:g}", fontsize=10)
-        ax.axis("off")
     survival, ax = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
     couplings, kinds = (list(dict.fromkeys(names)) for names in zip(*met, strict=True))
     # colours by coupling constant, dashes by coupling
@@ -215,7 +204,23 @@ def pictures(
     beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "title_fontsize": 8}
     style.tidy(ax, legend=True, title="coupling constant,\npairs coupled by", **beside)
     ax.set_title(f"share of {args.num_pairs} pairs that have not met", fontsize=10)
-    return {"onsager": figure, "states": snapshots, "meeting_times": survival}
+    return {
+        "onsager": figure,
+        "states": snapshots(states, args.side),
+        "meeting_times": survival,
+    }
+
+
+def snapshots(states: dict, side: int) -> Any:
+    """Draw one state at each of three couplings."""
+    figure, axes = plt.subplots(1, 3, figsize=(8.6, 3.1), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.06)
+    for ax, (name, coupling) in zip(axes, _SNAPSHOTS.items(), strict=True):
+        state = states[coupling][0].reshape(side, side)
+        ax.imshow(state, cmap="gray", vmin=-1, vmax=1)
+        ax.set_title(f"coupling {coupling:.4g}, {name}", fontsize=10)
+        ax.set(xticks=[], yticks=[])
+    return figure
 
 
 def tree(estimates: dict, met: dict) -> xr.DataTree:
@@ -251,6 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"({spontaneous_magnetization(coupling):.4f})      {estimate.energy:.4f} "
             f"+- {estimate.energy_error:.4f} ({energy_per_spin(coupling):.4f})"
         )
+    states[CRITICAL] = run(ising, CRITICAL, args)[1]
     met = {
         (c, kind): meet(ising, c, kind, args)
         for c in _COUPLED

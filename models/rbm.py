@@ -249,8 +249,7 @@ def likelihood(rbm: FactorGraph, args: argparse.Namespace) -> None:
     rbm_likelihood.report(result, args)
     mcmc = sample(rbm, params, args.seed)
     rbm_likelihood.save(curve, result, args)
-    figures = {
-        "rbm_likelihood": rbm_likelihood.draw(curve, result, args),
+    figures = rbm_likelihood.draw(curve, result, args) | {
         "rbm_filters": _filters(params, args.images.shape),
         "rbm_samples": _samples(rbm, params, args.images, mcmc),
     }

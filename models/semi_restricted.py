@@ -42,10 +42,11 @@ _MONITORED = 300  # rows of the learning curve
 
 
 class Machine(NamedTuple):
-    """A trained machine, its samples and its coupled chains."""
+    """A trained machine, its held-out log-likelihood, samples and coupled chains."""
 
     graph: FactorGraph
     fit: ebmpp.FitResult
+    log_likelihood: float
     samples: np.ndarray
     meeting: MCMC
 
@@ -94,7 +95,7 @@ def build(kind: str, args: argparse.Namespace) -> Machine:
         for part, rows in parts.items()
     }
     fit = common.train(graph, args.images.train, args, estimator, monitors=monitors)
-    evaluate(graph, fit.params, args)
+    value = evaluate(graph, fit.params, args)
     kernel = ebmpp.BlockedGibbs(graph)
     samples = common.chains(
         kernel, fit.params, args.seed + 1, warmup=args.sweeps - 1, count=_SHOWN
@@ -107,11 +108,11 @@ def build(kind: str, args: argparse.Namespace) -> Machine:
         "coupled chains",
         f"{met.sum()} of {len(met)} pairs met within {args.sweeps} sweeps{mean}",
     )
-    return Machine(graph, fit, np.asarray(samples.get_samples()["v"]), pairs)
+    return Machine(graph, fit, value, np.asarray(samples.get_samples()["v"]), pairs)
 
 
-def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
-    """Print the held-out log-likelihood with its errors."""
+def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> float:
+    """Print the held-out log-likelihood with its errors, and return it."""
     ais = ebmpp.ais(
         graph,
         params,
@@ -132,6 +133,7 @@ def evaluate(graph: FactorGraph, params: Any, args: argparse.Namespace) -> None:
             exact.log_likelihood(graph, params, args.images.held_out).mean()
         )
         common.print_row("the same, exactly", f"{exact_value:.2f}")
+    return value.value
 
 
 def meet(graph: FactorGraph, params: Any, args: argparse.Namespace) -> MCMC:
@@ -190,7 +192,7 @@ def compare(machines: dict[str, Machine], args: argparse.Namespace) -> dict[str,
     samples, axes = plt.subplots(2, 2, figsize=(8, 5.6), layout="constrained")
     images = {"real images, held out": args.images.held_out[:_SHOWN]}
     images |= {
-        f"{kind}: states, {args.sweeps} sweeps from noise": m.samples
+        f"{kind}: {m.log_likelihood:.1f} nats per held-out image": m.samples
         for kind, m in machines.items()
     }
     common.panels(axes.flat, images, fontsize=9, ncols=8)

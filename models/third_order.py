@@ -133,16 +133,20 @@ def pictures(
         [np.flatnonzero(new.move == m)[0] for m in range(len(MOVES)) if m in new.move]
     )
     examples = Pairs(*(a[rows] for a in new))
-    columns = [examples.x, examples.y]
+    columns = [(examples.x, examples.y)]
     for image in others:
         images = np.broadcast_to(image, examples.x.shape)
-        columns += [images, analogies(machine, fit.params, examples, images)]
-    grid = np.stack(columns, 1).reshape(-1, side, side)
-    analogy = ebmpp.plots.plot_units(grid, ncols=len(columns))
-    analogy.set_title(
-        "x, y of a held-out pair; then other images, and y inferred for each",
-        fontsize=10,
+        columns.append((images, analogies(machine, fit.params, examples, images)))
+    analogy, axes = plt.subplots(
+        1, len(columns), figsize=(10, 6.6), layout="constrained"
     )
+    analogy.get_layout_engine().set(wspace=0.04)
+    grids = {}
+    for number, pair in enumerate(columns):
+        name = f"image {number}," if number else "held-out pair:"
+        after = "inferred y" if number else "x, y"
+        grids[f"{name}\n{after}"] = np.stack(pair, 1).reshape(-1, side, side)
+    common.panels(axes, grids, ncols=2)
     figure, axes = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
     weights = {
         b: np.asarray(fit.params["x:y:h"][b]).T[:64].reshape(-1, side, side)
@@ -150,7 +154,7 @@ def pictures(
     }
     filters = {f"filters of the factors in {b}": w for b, w in weights.items()}
     common.panels(axes, filters, ncols=8)
-    return {"analogies": analogy.figure, "filters": figure}
+    return {"analogies": analogy, "filters": figure}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

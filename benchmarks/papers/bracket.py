@@ -273,7 +273,7 @@ def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
 def draw(result: Row, path: Path) -> None:
     """Draw how often intervals hold the exact value, by kind of model, and likelihoods
     along CD-1."""
-    figure, axes = style.grid(1 + len(result["ladders"]), (4.9, 4.2))
+    figure, axes = style.grid(1 + len(result["ladders"]), (4.4, 3.9), ncols=2)
     kinds = (*KINDS, *TRAINED)
     for ax, ladder in zip(axes, result["ladders"], strict=False):
         for index, (side, label) in enumerate(_SIDES.items()):

@@ -204,7 +204,8 @@ def plot_meeting_times(
 
     :param times: meeting times of any shape (the last sweep of an unmet pair), a
         DataTree with the group ``meeting``, or an estimate.
-    :param lag: lag of the pairs for the axis label; a DataTree or estimate has its own.
+    :param lag: lag of the pairs for the axis label, which curves of several lags leave
+        out; a DataTree or estimate has its own.
     :param met: False for unmet pairs, in the shape of ``times``; None if all pairs met.
     :param ax: axes to draw into; None for a new figure.
     :param label: legend entry, shown beside the axes.
@@ -252,7 +253,10 @@ def plot_meeting_times(
         bottom = min(bottom, ax.get_ylim()[0])
     ax.set_ylim(bottom, 1.3)
     ax.set_xlim(left=0, auto=True)  # the right end adapts to later, longer curves
-    ax.set(xlabel=f"t (sweeps, lag {lag})", ylabel=r"$P(\tau > t)$")
+    name = f"t (sweeps, lag {lag})"
+    if ax.get_xlabel() not in ("", name):
+        name = "t (sweeps)"  # curves of several lags
+    ax.set(xlabel=name, ylabel=r"$P(\tau > t)$")
     tidy(ax, legend=label is not None)
     return ax
 

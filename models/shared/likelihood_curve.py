@@ -4,6 +4,7 @@
 
 from typing import Any
 
+from matplotlib import pyplot as plt
 import numpy as np
 
 from ebmpp.contrib import figures
@@ -13,11 +14,8 @@ _TICKS = (-82, -84, -86, -90, -95, -100, -110, -120, -150, -200, -250, -300, -40
 
 
 def draw(
-    ax: Any,
-    curve: list[dict[str, float]],
-    numbers: dict[str, Any],
-    epochs_per_step: float,
-) -> None:
+    curve: list[dict[str, float]], numbers: dict[str, Any], epochs_per_step: float
+) -> Any:
     """Draw likelihoods of training and held-out rows along training, and of the final
     mean of iterates.
 
@@ -25,6 +23,7 @@ def draw(
         Z.
     :param numbers: numbers of :func:`shared.rbm_likelihood.evaluate`.
     """
+    figure, ax = plt.subplots(figsize=(7, 4.8), layout="constrained")
     epochs = np.array([p["step"] for p in curve]) * epochs_per_step
     errors = [2 * p["standard_error"] for p in curve]
     last = numbers["particles"]
@@ -61,7 +60,10 @@ def draw(
     low = min(values)
     figures.below(ax, top, [t for t in _TICKS if low <= t < top])
     ax.set_ylim(top - 1.15 * (top - low), top - 1)
-    ax.set(xlabel="epoch", ylabel="log-likelihood per image (nats)")
+    ax.set(
+        xlabel="epoch",
+        ylabel=f"log-likelihood per image (nats),\nlogarithmic below {top:.0f}",
+    )
     title = "along training: by small particle systems, too large on average;"
     ax.set_title(
         f"{title}\nbeyond it the model itself; bars: two standard errors of log Z",
@@ -71,5 +73,6 @@ def draw(
     above = ax.secondary_xaxis(
         "top", functions=(lambda x: x * minutes, lambda x: x / minutes)
     )
-    above.set_xlabel("minutes of training", fontsize=9)
+    above.set_xlabel("minutes, with the time of these points", fontsize=9)
     style.tidy(ax, legend=True, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    return figure

@@ -43,7 +43,6 @@ import time
 from typing import Any, NamedTuple
 import warnings
 
-from matplotlib import pyplot as plt
 import numpy as np
 
 import jax
@@ -414,26 +413,21 @@ def _pooled(sides: list, rows: np.ndarray) -> dict[str, float]:
 
 def draw(
     curve: list[dict[str, float]], result: Evaluation, args: argparse.Namespace
-) -> Any:
+) -> dict[str, Any]:
     """Draw the learning curve with the final bounds, and the meeting times."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    likelihood_curve.draw(
-        left, curve, result.numbers, args.batch_size / len(args.images.train)
-    )
+    share = args.batch_size / len(args.images.train)
+    drawn = {"rbm_likelihood": likelihood_curve.draw(curve, result.numbers, share)}
     if result.pairs is None:
-        right.text(
-            0.5, 0.5, "none of the pairs met", ha="center", transform=right.transAxes
-        )
-    else:
-        ebmpp.plots.plot_meeting_times(result.pairs, ax=right)
-    right.axvline(
+        return drawn
+    ax = ebmpp.plots.plot_meeting_times(result.pairs)
+    ax.axvline(
         args.sweeps + args.pair_lag, color=style.FAINT, linestyle="--", linewidth=1
     )
     title = "share of coupled pairs from training rows that have not met;"
-    right.set_title(
+    ax.set_title(
         f"{title}\ndashed: the lag and the {args.sweeps} sweeps of a draw", fontsize=9
     )
-    return figure
+    return drawn | {"rbm_meeting_times": ax.figure}
 
 
 def save(curve: list, result: Evaluation, args: argparse.Namespace) -> None:

@@ -145,6 +145,10 @@ def test_plot_meeting_times():
     ):
         with pytest.raises(ValueError, match=message):
             plots.plot_meeting_times(times, met=met)
+    plots.plot_meeting_times([3, 4], lag=2, ax=ax)
+    assert ax.get_xlabel() == "t (sweeps)"  # of two lags
+    plots.plot_meeting_times([3, 4], lag=2, ax=ax)
+    assert ax.get_xlabel() == "t (sweeps)"
 
 
 def test_plot_tv_bound():

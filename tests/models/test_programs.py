@@ -114,6 +114,7 @@ def semi_restricted_run(estimator: str) -> Run:
         ["samples learning_curves meeting_times", *(f"{f}/weights" for f in folders)]
     )
     argv = f"--estimator={estimator} --latent=3 --sweeps=20 --temperatures=20 {FEW}"
+    argv += " --num-pairs=30"  # fewer particles warn
     printed = {"log-likelihood, held out": 3, "the same, exactly": 1}
     trees = {f"{f}/history.nc": has("gradient_norm") for f in folders}
     return Run(semi_restricted, argv, pictures, printed, trees)

@@ -148,7 +148,8 @@ def test_likelihood_from_both_sides(
     )
     assert numbers["meeting"]["unmet"] == 0 and numbers["meeting"]["tv_bound"] < 0.5
     assert [p["step"] for p in numbers["curve"]] == list(range(7))
-    pictures = {f"rbm_{name}.png" for name in ("likelihood", "filters", "samples")}
+    names = ("likelihood", "meeting_times", "filters", "samples")
+    pictures = {f"rbm_{name}.png" for name in names}
     assert {p.name for p in tmp_path.glob("*.png")} == pictures
     printed = capsys.readouterr().out
     assert f"{numbers['reverse']['pooled']['held_out']:.2f} +- " in printed
