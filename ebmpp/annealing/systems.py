@@ -35,6 +35,7 @@ from ebmpp.core import (
     Scalar,
     at_index,
     full_precision,
+    merge_axes,
     random,
     select,
 )
@@ -85,13 +86,8 @@ def split_islands(system: Systems) -> Systems:
 
 def merge_islands(system: Systems) -> Systems:
     """Undo :func:`split_islands`."""
-
-    def merge(a):
-        return a.reshape(-1, *a.shape[2:])
-
-    return system._replace(
-        x=jax.tree.map(merge, system.x), ancestors=merge(system.ancestors)
-    )
+    x, ancestors = merge_axes((system.x, system.ancestors))
+    return system._replace(x=x, ancestors=ancestors)
 
 
 def effective_sample_size(log_weights: PerParticle) -> PerIsland:

@@ -15,7 +15,7 @@ import numpy as np
 import jax
 from jax import Array
 
-from ebmpp.core import Params, checks
+from ebmpp.core import Params, checks, omit
 from ebmpp.core.types import HashableArray
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
@@ -167,7 +167,7 @@ def _union(
                         f"{what}: block {b!r} must have one {kind}, got {merged[b]!r} and {value!r}"
                     )
     hidden = {b for graph in graphs for b in graph.latent}
-    visible = {b: f for b, f in families.items() if b not in hidden}
+    visible = omit(families, hidden)
     latent = {b: f for b, f in families.items() if b in hidden}
     return FactorGraph(visible, latent, factors, labels=labels)
 

@@ -14,7 +14,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random
+from ebmpp.core import checks, omit, random
 from ebmpp.core.rows import num_rows
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
@@ -251,7 +251,7 @@ class Langevin(Move["_Density"]):
         graph = target.graph
         params = target.params
         inside = (*self.blocks, *self.marginalize)
-        rest = graph.statistics({b: v for b, v in x.items() if b not in inside})
+        rest = graph.statistics(omit(x, inside))
 
         def log_density(v, rest):
             t = {**rest, **graph.statistics(v)}

@@ -11,7 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import checks, random, sharding
+from ebmpp.core import checks, omit, random, sharding
 from ebmpp.core.types import Blocks, Chains, Keys, Rows
 from ebmpp.errors import ArgumentError, DeclarationError
 from ebmpp.families import Family
@@ -125,7 +125,7 @@ class Metropolis(Move[None]):
             slopes = [(families[b].default_eta() * t[b]).sum() for b in self.blocks]
             return energy.log_marginal(graph, params, t, self.marginalize) - sum(slopes)
 
-        rest = {b: v for b, v in x.items() if b not in self.marginalize}
+        rest = omit(x, self.marginalize)
         return jax.vmap(score)(graph.statistics(rest))
 
 

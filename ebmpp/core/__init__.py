@@ -15,7 +15,15 @@ from ebmpp.core.groups import (
     ranks_in_groups,
     sum_by_halves,
 )
-from ebmpp.core.rows import at_index, expand, in_chunks, num_rows, select
+from ebmpp.core.rows import (
+    at_index,
+    expand,
+    in_chunks,
+    merge_axes,
+    num_rows,
+    omit,
+    select,
+)
 from ebmpp.core.types import (
     BatchShape,
     Blocks,
@@ -85,7 +93,9 @@ __all__ = [
     "induced_edges",
     "is_concrete",
     "in_chunks",
+    "merge_axes",
     "num_rows",
+    "omit",
     "positions_by_group",
     "random",
     "ranks_in_groups",

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Helpers for arrays whose leading axis counts rows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Container, Iterable, Mapping, Sized
 from typing import Any, TypeVar, cast
 
 from jaxtyping import PyTree
@@ -38,9 +38,19 @@ def select(values: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     return {name: values[name] for name in names}
 
 
+def omit(values: Mapping[str, T], names: Container[str]) -> dict[str, T]:
+    """Return the values of all other names, in their order."""
+    return {name: v for name, v in values.items() if name not in names}
+
+
 def at_index(tree: T, index: Any) -> T:
     """Return every array of a tree at an index; None adds a first axis."""
     return jax.tree.map(lambda a: a[index], tree)
+
+
+def merge_axes(tree: T) -> T:
+    """Merge the first two axes of every array of a tree."""
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tree)
 
 
 def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:
@@ -70,4 +80,4 @@ def in_chunks(fn: Callable[..., PyTree], size: int, *rows: PyTree) -> PyTree:
     # XLA would merge a loop of one turn with what surrounds it, and round otherwise
     turns = lax.optimization_barrier(jnp.int32(number))
     results = lax.fori_loop(0, turns, add_chunk, results)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:count], results)
+    return jax.tree.map(lambda a: merge_axes(a)[:count], results)

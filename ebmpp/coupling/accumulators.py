@@ -27,6 +27,7 @@ from ebmpp.core import (
     checks,
     expand,
     full_precision,
+    omit,
     sharding,
 )
 from ebmpp.errors import ArgumentError
@@ -135,7 +136,7 @@ class Scores:
         def log_density(params, row):
             return energy.log_unnormalized(target.graph, params, row, self.group)
 
-        rest = {b: v for b, v in x.items() if b not in self.group}
+        rest = omit(x, self.group)
         scores, slope = scores_and_slope(log_density, target.params, rest, weights)
         inside = jnp.where(weights > 0, jobs, len(total.samples))
         weighted = weights[:, None] * scores

@@ -28,6 +28,7 @@ from ebmpp.core import (
     State,
     checks,
     expand,
+    merge_axes,
     random,
     select,
 )
@@ -231,7 +232,7 @@ class EnergyDistribution(dist.Distribution):
             return jax.vmap(fn, (axes, 1), out_axes=1)(params, rows)
         # one set: all rows at once
         sets = math.prod(batch)
-        rows = jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:]), rows)
+        rows = merge_axes(rows)
         results = fn(params, rows)
         return jax.tree.map(lambda r: r.reshape(-1, sets, *r.shape[1:]), results)
 

@@ -11,7 +11,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Key, Params, PerRow, Rows, checks, full_precision
+from ebmpp.core import Key, Params, PerRow, Rows, checks, full_precision, omit
 from ebmpp.errors import ArgumentError, IntractableError
 from ebmpp.estimators import centering, phases
 from ebmpp.estimators.base import (
@@ -147,7 +147,7 @@ class Discriminative(Estimator):
 
     def _log_probs(self, graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
         """Return log p(target | rest) of each row."""
-        rest = {b: x for b, x in rows.items() if b != self.target}
+        rest = omit(rows, [self.target])
         table = label_log_probabilities(graph, params, rest, self.target)
         size, num_values = table.shape
         values = enumeration.list_states(graph, (self.target,))[self.target]

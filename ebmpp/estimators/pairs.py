@@ -23,6 +23,7 @@ from ebmpp.core import (
     checks,
     num_rows,
     random,
+    select,
 )
 from ebmpp.coupling import accumulators, engine, expectation, overlap, slots
 from ebmpp.estimators import phases
@@ -38,7 +39,8 @@ from ebmpp.estimators.lengths import Length, Quantile, diagnose_late_pairs
 from ebmpp.estimators.phases import Phase
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.states import as_rows
-from ebmpp.moves import Target, gibbs_sweep, mixture, search, where_rows
+from ebmpp.moves import Target, gibbs_sweep, mixture, search
+from ebmpp.moves.couplings import where_states
 from ebmpp.moves.mixture import has_costly_sweeps
 from ebmpp.moves.move import Move, refuse_interacting
 from ebmpp.moves.sweeps import as_coupling, mixture_of, resolve_moves
@@ -469,8 +471,9 @@ def _opposite_starts(target: Target, start: Rows, keys: Keys) -> tuple[Rows, Row
     """
     fresh = search.initial_states(target, random.fold_in(keys, 1))
     is_first = random.uniform(random.words(keys, 1)[:, 0]) < 0.5
-    swapped = {b: where_rows(is_first, v, fresh[b]) for b, v in start.items()}
-    return swapped, {b: where_rows(is_first, fresh[b], v) for b, v in start.items()}
+    fresh = select(fresh, start)
+    swapped = where_states(is_first, start, fresh)
+    return swapped, where_states(is_first, fresh, start)
 
 
 def _sweep_cost(graph: FactorGraph, moves: tuple[Move, ...]) -> float:
@@ -483,7 +486,7 @@ def _sweep_cost(graph: FactorGraph, moves: tuple[Move, ...]) -> float:
     if move is None:
         return 1.0
     if not move.is_informed(graph):
-        num_summed = sum(graph.families[b].size for b in move.marginalize)
+        num_summed = sum(graph.sizes(move.marginalize))
         return 1.5 + 0.4 * move.components / num_summed
     evaluation = sum(leaf.size for leaf in jax.tree.leaves(graph.param_shapes))
     proposal = move.tries * (evaluation + move.components * graph.num_units)

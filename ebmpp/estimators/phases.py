@@ -32,6 +32,7 @@ from ebmpp.core import (
     checks,
     full_precision,
     num_rows,
+    omit,
     random,
     select,
     sharding,
@@ -222,7 +223,7 @@ def sweep_chains(
 
 def posterior_of(graph: FactorGraph, params: Params, batch: Batch) -> Target:
     """Make the target of the latents and missing entries given the known entries."""
-    complete = {b: v for b, v in batch.rows.items() if b not in batch.known}
+    complete = omit(batch.rows, batch.known)
     incomplete = select(batch.rows, batch.known)
     clamped = Clamped(complete, incomplete, dict(batch.known), (batch.num_rows,))
     return Target(graph, params, clamped)

@@ -149,7 +149,7 @@ def largest_independent(graph: FactorGraph, blocks: Iterable[str]) -> BlockNames
     # the places break ties, so that the choice does not depend on the hashes of the
     # names
     def rank(blocks):
-        num_units = sum(graph.families[b].size for b in blocks)
+        num_units = sum(graph.sizes(blocks))
         return -num_units, [*map(place, blocks)]
 
     sets = _independent_sets(graph, set(blocks) - set(graph.splits))
@@ -280,7 +280,7 @@ def _gaussian_integral(
 
 def states_per_chunk(graph: FactorGraph, plan: Plan) -> int:
     """Return the number of states to sum at once."""
-    entries = sum(graph.families[b].size for b in plan.integrated) ** 2
+    entries = sum(graph.sizes(plan.integrated)) ** 2
     most = max(64, _MOST_HESSIANS // max(1, entries))
     return min(num_states(graph, plan.enumerated, plan.lacking), CHUNK, most)
 

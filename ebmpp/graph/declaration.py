@@ -173,16 +173,19 @@ class Declaration:
         """Return the number of parts of a block: more than one where its units interact."""
         return self.splits[block].num_parts if block in self.splits else 1
 
+    def sizes(self, blocks: Iterable[str]) -> list[int]:
+        """Return the number of units of each block."""
+        return [self.families[b].size for b in blocks]
+
     @property
     def num_units(self) -> int:
         """Number of units of all blocks."""
-        return sum(family.size for family in self.families.values())
+        return sum(self.sizes(self.families))
 
     @property
     def unit_offsets(self) -> dict[str, int]:
         """Number of each block's first unit, counting the units of all blocks in order."""
-        sizes = (f.size for f in self.families.values())
-        starts = itertools.accumulate(sizes, initial=0)
+        starts = itertools.accumulate(self.sizes(self.families), initial=0)
         return dict(zip(self.families, starts, strict=False))
 
     def interacting(self, blocks: Iterable[str]) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ from ebmpp.core import (
     fold_parts,
     full_precision,
     num_rows,
+    omit,
     select,
 )
 from ebmpp.errors import IntractableError
@@ -221,7 +222,7 @@ def log_unnormalized(
         summed out too. No two of these blocks and ``blocks`` may interact.
     :param rows: how many states a caller maps over.
     """
-    observed = {b: v for b, v in x.items() if b not in known}
+    observed = omit(x, known)
     summed = (*blocks, *known)
     at_zero, eta = affine(graph, params, graph.exact_statistics(observed, rows), summed)
     log_sums = []
@@ -265,7 +266,7 @@ def summed_out(
     graph: Declaration, params: Params, x: Rows, group: tuple[str, ...]
 ) -> PerRow:
     """Return the log unnormalised density of each row, with the blocks of ``group`` summed out."""
-    rest = {b: v for b, v in x.items() if b not in group}
+    rest = omit(x, group)
     if not rest:  # nothing is left to map over
         value = log_unnormalized(graph, params, {}, group)
         return jnp.broadcast_to(value, num_rows(x))

@@ -26,6 +26,7 @@ from ebmpp.core import (
     StateLike,
     checks,
     compiled,
+    omit,
     select,
     sharding,
 )
@@ -381,7 +382,7 @@ class FactorGraph(Declaration, Shown):
         """
         blocks = states.check_names(blocks, self.families)
         states.check_params(self.param_shapes, params)
-        rest = {b: v for b, v in self._as_state(x).items() if b not in blocks}
+        rest = omit(self._as_state(x), blocks)
         states.check_summable(self, blocks)
         needed = [b for b in self.families if b not in blocks]
         rows, masks, batch = states.as_partial_rows(self.families, rest, needed)

@@ -32,6 +32,7 @@ from ebmpp.core import (
     Params,
     Statistics,
     full_precision,
+    omit,
     select,
     sharding,
 )
@@ -61,7 +62,7 @@ _TimesAt = Callable[[Statistics, _Vectors], _Vectors]
 
 def check(graph: Declaration, params: Params) -> None:
     """Check that the model normalises, except for real-valued blocks under any energy."""
-    families = {b: f for b, f in graph.families.items() if b not in graph.nonconjugate}
+    families = omit(graph.families, graph.nonconjugate)
     quadratic = [b for b, f in families.items() if f.is_quadratic]
     unbounded = [b for b, f in families.items() if _is_unbounded(f)]
     for block, family in families.items():
@@ -233,8 +234,8 @@ def _check_sign(graph: Declaration, params: Params, a: str, b: str) -> None:
 def _check_precision(
     graph: Declaration, params: Params, blocks: tuple[str, ...]
 ) -> None:
-    size = sum(graph.families[b].size for b in blocks)
-    families = {b: f for b, f in graph.families.items() if b not in blocks}
+    size = sum(graph.sizes(blocks))
+    families = omit(graph.families, blocks)
     near = [b for b in graph.neighbours(blocks) if b in families]
 
     times = partial(_precision_times, graph, blocks, params)

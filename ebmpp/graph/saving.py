@@ -23,7 +23,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import HashableArray, Numbers, Params, archive, checks, select
+from ebmpp.core import HashableArray, Numbers, Params, archive, checks, omit, select
 from ebmpp.errors import SavedFileError
 import ebmpp.families
 from ebmpp.families import Family
@@ -154,7 +154,7 @@ def load(
             for name, d in saved_factors.items()
         ]
         visible = select(blocks, body["visible"])
-        latent = {b: f for b, f in blocks.items() if b not in visible}
+        latent = omit(blocks, visible)
         labels = {b: _from_json(names) for b, names in body["labels"].items()}
         graph = FactorGraph(visible, latent, declared, labels=labels)
         for name, value in params.items():

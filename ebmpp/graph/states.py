@@ -24,6 +24,7 @@ from ebmpp.core import (
     StateLike,
     checks,
     is_concrete,
+    omit,
     select,
     sharding,
 )
@@ -256,7 +257,7 @@ def as_clamped(
         raise checks.state_error(
             f"clamped blocks {list(rows)}", "at least one row", batch
         )
-    full = {b: v for b, v in rows.items() if b not in known}
+    full = omit(rows, known)
     return Clamped(full, select(rows, known), known, batch)
 
 

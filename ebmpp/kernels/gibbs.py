@@ -116,7 +116,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         """Return numbers of sweeps, layers and units, acceptance, and unmoved blocks."""
-        units = sum(self.graph.families[b].size for b in state.z)
+        units = sum(self.graph.sizes(state.z))
         clamped = [b for b in self.graph.families if b not in state.z]
         layers = schedule(self.graph, clamped)
         parts = sum(self.graph.num_parts(layer[0]) for layer in layers)

@@ -9,7 +9,7 @@ from numpyro.infer import MCMC
 
 from jax import Array
 
-from ebmpp.core import Blocks, Params, State, StateLike, checks
+from ebmpp.core import Blocks, Params, State, StateLike, checks, omit
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Observed
 from ebmpp.kernels.gibbs import BlockedGibbs
@@ -88,7 +88,7 @@ def sample(
     draws = mcmc.get_samples(group_by_chain=True)
     middle = {block: values[:, 0] for block, values in draws.items()}
     last = {block: values[:, 1] for block, values in draws.items()}
-    held = {block: value for block, value in clamped.items() if block not in draws}
+    held = omit(clamped, draws)
     score = _change(graph, params, middle | held, last | held)
     if abs(score) > _MAX_SCORE:
         warnings.warn(

@@ -104,8 +104,8 @@ class Attempt(NamedTuple):
         take_y = new.accept_y & ~self.accept_y
         take = take_x & take_y
         return self._replace(
-            x={b: where_rows(take_x, new.x[b], v) for b, v in self.x.items()},
-            y={b: where_rows(take_y, new.y[b], v) for b, v in self.y.items()},
+            x=where_states(take_x, new.x, self.x),
+            y=where_states(take_y, new.y, self.y),
             accept_x=self.accept_x | new.accept_x,
             accept_y=self.accept_y | new.accept_y,
             broken=self.broken | new.broken,
@@ -196,7 +196,7 @@ def attempt(
         # the conditionals of other rows do not exist
         broken = ~jnp.concatenate(is_inside, 1).all(1)
         result = Attempt.final(x, y, broken, together)
-    y = {b: where_rows(trial.same, result.x[b], v) for b, v in result.y.items()}
+    y = where_states(trial.same, result.x, result.y)
     together = {b: v | trial.same for b, v in result.together.items()}
     return result._replace(y=y, together=together)
 
@@ -276,9 +276,9 @@ def _maximal(
     else:
         x, y = _couple(families, etas, residual)
         accept_x = together | (log_u[:, 1] > log_ratio_at(x))
-        x = {b: where_rows(together, shared[b], v) for b, v in x.items()}
+        x = where_states(together, shared, x)
     accept_y = together | (log_u[:, 2] > -log_ratio_at(y))
-    y = {b: where_rows(together, shared[b], v) for b, v in y.items()}
+    y = where_states(together, shared, y)
     # a row whose conditional does not exist would be accepted all the same, or stall
     # forever
     broken = ~jnp.isfinite(at_shared)
@@ -288,3 +288,8 @@ def _maximal(
 def where_rows(rows: Array, a: Array, b: Array | float) -> Array:
     """Return ``a`` in the selected rows and ``b`` in the others."""
     return jnp.where(expand(rows, a), a, b)
+
+
+def where_states(rows: Array, x: Rows, y: Rows) -> Blocks:
+    """Return the blocks of ``y``, from ``x`` in the selected rows."""
+    return {b: where_rows(rows, x[b], v) for b, v in y.items()}

@@ -41,6 +41,7 @@ from ebmpp.core import (
     expand,
     full_precision,
     num_rows,
+    omit,
     random,
     select,
 )
@@ -48,7 +49,7 @@ from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.family import draw_rows, num_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.couplings import Attempt, Trial, where_rows, where_states
 from ebmpp.moves.gradients import informed_sweep
 from ebmpp.moves.move import (
     Drawn,
@@ -92,7 +93,7 @@ def accept_proposals(
     """
     choice = choice.at[1].set(jnp.where(trial.same, choice[0], choice[1]))
     accept = choice >= 0
-    new = {b: where_rows(accept, v, z[b]) for b, v in proposals.items()}
+    new = where_states(accept, proposals, select(z, proposals))
     is_one = choice[0] == choice[1]
     together = {}
     for b in proposals:
@@ -291,7 +292,7 @@ class Mixture(Move[None]):
 
         # up to constants and the base measures
         flat = both_as_rows(states)
-        others = {b: v for b, v in flat.items() if b not in self.marginalize}
+        others = omit(flat, self.marginalize)
         weights = jax.vmap(log_target)(target.graph.statistics(others))
         weights = weights.reshape(-1, rows)
         weights -= jax.vmap(log_mixture)(select(states, self.blocks))
@@ -387,7 +388,7 @@ def mixture_sweep(graph: FactorGraph, clamped: Iterable[str] = ()) -> tuple[Move
 
     def num_units(layer):
         is_split = layer[0] in graph.splits
-        return 0 if is_split else sum(graph.families[b].size for b in layer)
+        return 0 if is_split else sum(graph.sizes(layer))
 
     *others, summed = sorted(layers, key=num_units)
     if not num_units(summed):

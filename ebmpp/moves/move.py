@@ -34,6 +34,7 @@ from ebmpp.core import (
     at_index,
     checks,
     fold_parts,
+    merge_axes,
     random,
     select,
 )
@@ -212,7 +213,7 @@ def rows_agree(flags: Flags, blocks: Sequence[str], rows: int) -> RowMask:
 
 def both_as_rows(z: Chains) -> Blocks:
     """Return the rows of the leading chains, followed by the rows of the following chains."""
-    return {b: v.reshape(-1, *v.shape[2:]) for b, v in z.items()}
+    return {b: merge_axes(v) for b, v in z.items()}
 
 
 def as_chains(x: Rows) -> Blocks:

@@ -38,7 +38,7 @@ from ebmpp.graph.declaration import schedule
 from ebmpp.graph.factors.evaluation import values_of
 from ebmpp.graph.factors.zeros import BARRIER, CERTAIN
 from ebmpp.moves import Layer, Target
-from ebmpp.moves.couplings import where_rows
+from ebmpp.moves.couplings import where_rows, where_states
 from ebmpp.moves.gibbs import initial_rows, visit
 from ebmpp.moves.gradients import informed
 from ebmpp.moves.move import draw_sweep, gibbs_sweep
@@ -75,7 +75,7 @@ def local_modes(target: Target, x: Rows, keys: Keys | None = None) -> Search:
         # the density does not decide: in float32 the energy of many units may not
         # change with one of them
         going &= ~_rows_equal(moved, x)
-        x = {b: where_rows(going, moved[b], v) for b, v in x.items()}
+        x = where_states(going, moved, x)
         steps += going.astype(steps.dtype)
         # a cycle by rounding
         going &= ~_rows_equal(x, past)
@@ -188,13 +188,13 @@ def find_possible(
         tempering = Tempering(4 * number / length / BARRIER)
         rung = dataclasses.replace(target, tempering=tempering)
         moved, _ = draw_sweep(rung, x, moves, random.fold_in(keys, number))
-        x = {b: where_rows(is_stuck, moved[b], v) for b, v in x.items()}
+        x = where_states(is_stuck, moved, x)
         return number + 1, is_impossible(x), x
 
     is_stuck = is_impossible(x)
     blocks = [b for b in graph.splits if b not in fixed]
     ordered = target.with_observed({**x, **_ordered(target, keys, blocks)})
-    x = {b: where_rows(is_stuck, ordered[b], v) for b, v in x.items()}
+    x = where_states(is_stuck, ordered, x)
     return lax.while_loop(cond, body, (jnp.int32(_FIRST_PASSES), is_stuck, x))[2]
 
 

@@ -33,7 +33,7 @@ from ebmpp.core import (
 )
 from ebmpp.graph import FactorGraph, energy, states
 from ebmpp.moves import Layer, Target, gibbs
-from ebmpp.moves.couplings import Trial, where_rows
+from ebmpp.moves.couplings import Trial, where_states
 from ebmpp.moves.gibbs import PartIndex
 from ebmpp.moves.move import (
     Drawn,
@@ -242,7 +242,7 @@ def _accept(
             start = end
     gain = bound.beta * (bound.log_likelihood(proposed) - bound.log_likelihood(x))
     accepted = jnp.log(random.uniform(words[:, -1])) < gain
-    return {b: where_rows(accepted, proposed[b], v) for b, v in x.items()}, accepted
+    return where_states(accepted, proposed, x), accepted
 
 
 def couple(

@@ -14,7 +14,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Rows, SiteArrays, checks, random
+from ebmpp.core import Rows, SiteArrays, checks, omit, random
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import (
     InitParams,
@@ -324,7 +324,7 @@ class CoupledComposite(MCMCKernel):
                 values, inputs = _split(block, z, call)
                 inputs = values, block.info.context(values, inputs)
                 moved = block.start.relaxed(inputs, random.fold_in(keys, index))
-                z = z | {site: v for site, v in moved.items() if site not in init}
+                z = z | omit(moved, init)
             return z
 
         def is_possible(z):
@@ -474,7 +474,7 @@ def _split(step: Step, z: Rows, call: Call) -> BlockChain:
     """Return a step's sites and latents, and the call with everything else as siblings."""
     names = (*step.sites, *step.latents)
     values = {name: z[name] for name in names if name in z}
-    siblings = {name: v for name, v in z.items() if name not in names}
+    siblings = omit(z, names)
     return values, call._replace(siblings=siblings)
 
 

@@ -289,7 +289,7 @@ class GraphBlock(GibbsBlock):
         sizes = []
         for layer in self.binding.layers:
             blocks = [b for b in layer if b in self.binding.site_blocks]
-            units = sum(self.graph.families[b].size for b in blocks)
+            units = sum(self.graph.sizes(blocks))
             sizes.append(math.ceil(units / Layer(layer).num_parts(self.graph)))
         return max(sizes)
 

@@ -22,7 +22,7 @@ from ebmpp.annealing import (
     reference,
     smc,
 )
-from ebmpp.core import Rows, num_rows, statistics
+from ebmpp.core import Rows, merge_axes, num_rows, statistics
 from ebmpp.diagnostics.style import COLORS, INK, grid, look, tidy
 from ebmpp.errors import IntractableError
 from ebmpp.exact import enumeration
@@ -282,8 +282,7 @@ def free_energies(section: Section, subject: Subject) -> None:
     sets = {name: -subject.log_density(rows) for name, rows in subject.data.items()}
     for label, chains in subject.chains(section).items():
         thinned = {
-            b: jnp.asarray(v[:, ::10].reshape(-1, *v.shape[2:]))
-            for b, v in chains.draws.items()
+            b: jnp.asarray(merge_axes(v[:, ::10])) for b, v in chains.draws.items()
         }
         sets[f"{label} samples"] = -subject.log_density(thinned)
     figure, (ax,) = grid(1, (7.0, 3.2))

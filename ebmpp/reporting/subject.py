@@ -16,7 +16,7 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Params, State, checks, compiled, num_rows
+from ebmpp.core import Blocks, Params, State, checks, compiled, merge_axes, num_rows
 from ebmpp.evaluate import mean_field_bound
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
@@ -171,8 +171,7 @@ def spread_draws(
     index = np.linspace(sweeps - 1, 0, per_chain, endpoint=False).astype(int)
 
     return {
-        b: np.moveaxis(v[:chains, index], 1, 0).reshape(-1, *v.shape[2:])
-        for b, v in draws.items()
+        b: merge_axes(np.moveaxis(v[:chains, index], 1, 0)) for b, v in draws.items()
     }
 
 

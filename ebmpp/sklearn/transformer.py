@@ -404,7 +404,7 @@ class HarmoniumTransformer(
 
     def _array(self, name: str, factor: str, *blocks: str) -> np.ndarray:
         """Return params of a factor as an array over units, if these have one statistic each."""
-        sizes = [self.graph_.families[b].size for b in blocks]
+        sizes = self.graph_.sizes(blocks)
         if self.params_[factor].size != math.prod(sizes):
             raise AttributeError(
                 f"no {name}: units have several statistics each. Use params_"

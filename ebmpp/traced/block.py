@@ -36,7 +36,7 @@ from jax import Array, lax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import SiteArrays, checks, random, select
+from ebmpp.core import SiteArrays, checks, omit, random, select
 from ebmpp.errors import StateError
 from ebmpp.kernels.base import Kwargs, all_still, describe_still, is_batched, track
 from ebmpp.moves.couplings import where_rows
@@ -220,7 +220,7 @@ class Block(SiteKernel):
             key = jax.random.fold_in(rng_key, number)
             values = _possible_draw(model, model_call, key, density)
             checks.names("latent sample site", self.sites, values, StateError)
-            siblings = {name: v for name, v in values.items() if name not in self.sites}
+            siblings = omit(values, self.sites)
             call = model_call._replace(siblings=siblings)
             states = self.walk(select(values, self.sites), call, key)
             densities = [

@@ -14,6 +14,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching
 import jax.numpy as jnp
 
+from ebmpp.core import merge_axes
+
 _ON_ROWS = Primitive("on_rows")
 _ON_ROWS.multiple_results = True
 
@@ -82,7 +84,7 @@ def _call_batched(
     pairs = list(zip(rows, axes))
     size = next(a.shape[axis] for a, axis in pairs if axis is not None)
     mapped = [batching.bdim_at_front(a, axis, size) for a, axis in pairs]
-    merged = [a.reshape(-1, *a.shape[2:]) for a in mapped]
+    merged = merge_axes(mapped)
     results = _ON_ROWS.bind(*merged, fn=fn)
     split = [a.reshape(size, -1, *a.shape[1:]) for a in results]
     return split, [0] * len(split)

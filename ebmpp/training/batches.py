@@ -26,6 +26,7 @@ from ebmpp.core import (
     Numbers,
     StateLike,
     checks,
+    merge_axes,
     num_rows,
     random,
     sharding,
@@ -404,7 +405,7 @@ class ProcessRows:
     def sample(self) -> Selection:
         """Return the samples of all processes."""
         parts = sharding.gather(self._scaled(self._local.sample()))
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), parts)
+        return merge_axes(parts)
 
     def batch(self, number: int) -> Selection:
         """Return the parts of all processes, sharded over the devices."""

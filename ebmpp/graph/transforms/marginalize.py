@@ -24,7 +24,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import HashableArray, Params, checks, select, sharding
+from ebmpp.core import HashableArray, Params, checks, omit, select, sharding
 from ebmpp.errors import IntractableError
 from ebmpp.families import Family
 from ebmpp.graph import energy, states
@@ -107,7 +107,7 @@ def marginalize(
         with sharding.eager():
             graph = _without(graph, block, block if name is None else name)
         if current is not None:
-            params = {n: v for n, v in current.items() if n not in absorbed}
+            params = omit(current, absorbed)
             params[graph.factors[-1].name] = select(current, absorbed)
     return graph if params is None else (graph, params)
 
@@ -118,7 +118,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
             f"marginalize: block {block!r} is in a factor with affine=False or impossible "
             "values, so it has no sum in closed form."
         )
-    rest = {b: f for b, f in graph.families.items() if b != block}
+    rest = omit(graph.families, [block])
     near = graph.neighbours([block])
     factors = [f for f in graph.factors if block in f.blocks]
     local = Declaration(select(graph.families, (*near, block)), factors=factors)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import HashableArray, Params, induced_edges
+from ebmpp.core import HashableArray, Params, induced_edges, omit
 from ebmpp.families import Family
 from ebmpp.families.family import Families
 from ebmpp.graph.factors import Factor
@@ -150,7 +150,7 @@ def with_blocks(
     """Return a graph of the remaining blocks, all visible if no visible block remains."""
     seen = {name for b in graph.visible if b in parts for name, _ in parts[b].pieces}
     visible = {b: f for b, f in remaining.items() if b in seen} or dict(remaining)
-    latent = {b: f for b, f in remaining.items() if b not in visible}
+    latent = omit(remaining, visible)
     labels = {}
     for b, names in graph.labels.items():
         for name, places in parts[b].pieces if b in parts else ():

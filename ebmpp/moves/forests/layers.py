@@ -39,7 +39,7 @@ def split(graph: Declaration, blocks: Sequence[str]) -> list[UnitsByBlock]:
     if all their units interacted.
     """
     edges, conflicts = interactions(graph, blocks)
-    sizes = [graph.families[b].size for b in blocks]
+    sizes = graph.sizes(blocks)
     block_of = np.repeat(np.arange(len(blocks)), sizes)
     block_of_end = block_of[edges]
     joined = [b for i, b in enumerate(blocks) if i in block_of_end]
@@ -93,7 +93,7 @@ def interactions(
     term are in one forest, and the energy of a forest is one of pairs. Two blocks of
     several units that share a factor conflict.
     """
-    sizes = [graph.families[b].size for b in blocks]
+    sizes = graph.sizes(blocks)
     starts = np.cumsum([0, *sizes])
     units = [np.arange(*starts[i : i + 2]) for i in range(len(blocks))]
     conflicts = [set() for _ in blocks]

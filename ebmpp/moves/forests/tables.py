@@ -235,7 +235,7 @@ def _half_of(depth: np.ndarray) -> np.ndarray:
 def _induced(graph: FactorGraph, units: UnitsByBlock) -> Forest:
     """Return the forest that some units make, numbered block after block."""
     edges, conflicts = interactions(graph, tuple(units))
-    sizes = [graph.families[b].size for b in units]
+    sizes = graph.sizes(units)
     starts = np.cumsum(sizes) - sizes
     inside = np.concatenate(
         [start + u for start, u in zip(starts, units.values(), strict=True)]

@@ -52,7 +52,7 @@ from ebmpp.core import (
 )
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.moves.couplings import Attempt, Trial, where_rows
+from ebmpp.moves.couplings import Attempt, Trial, where_states
 from ebmpp.moves.gradients.density import check_blocks, local_density, surroundings
 from ebmpp.moves.move import (
     Drawn,
@@ -269,7 +269,7 @@ class Hamiltonian(Move[None]):
             b: jnp.broadcast_to(~target.keep.get(b, jnp.array(False)), v.shape)
             for b, v in x.items()
         }
-        size = sum(graph.families[b].size for b in x)
+        size = sum(graph.sizes(x))
         scale = self.walk_scale or size**-0.5
         transition = Transition(
             self.step_size, self.num_steps, scale, 1.0, jnp.ones(size)
@@ -298,7 +298,7 @@ class Hamiltonian(Move[None]):
             at, end, new = transition.run(potential, sites, x, draws)
             new |= {b: _wrapped(new[b]) for b in angles}
             # a chain that stays keeps its values to the last bit
-            new = {b: where_rows(end.has_moved, v, old[b]) for b, v in new.items()}
+            new = where_states(end.has_moved, new, old)
             return new, at.has_moved.astype(jnp.int32), jnp.isnan(end.energy)
 
         return jax.vmap(move_row, (1, 1, 0), 1)(x, (free, *around), keys)
