@@ -69,7 +69,7 @@ class BlockStart:
         named = named_values("GibbsBlock.from_model", strategy)
         checks.names("site of init_strategy", named, info.latent, StateError)
         #: values that the strategy names, of any sites of the model
-        self.named = {site: self._cast(site, v) for site, v in named.items()}
+        self.named = self._cast(named)
         # of programs that run once; XLA's older emitters compile them in .65 of the
         # time
         self._begin = _over_rows(self._first)
@@ -90,7 +90,7 @@ class BlockStart:
         self.info.check_data(call)
         prototypes = select(self.info.latent, self.info.sites)
         context = self.info.context({**prototypes, **values}, call)
-        values = {site: self._cast(site, v) for site, v in values.items()}
+        values = self._cast(values)
         if is_staged():
             return self._check_staged((values, context), keys)
         mapped = jax.tree.map(lambda v: v if isinstance(v, Tracer) else None, context)
@@ -101,13 +101,16 @@ class BlockStart:
 
         return on_rows(check, (values, mapped, keys))
 
-    def _cast(self, site: str, value: ArrayLike) -> Array:
-        """Return a value of a site; booleans as integers for NumPyro's summary."""
-        dtype = self.info.latent[site].dtype
-        value = jnp.asarray(value)
-        if jnp.issubdtype(dtype, np.floating):
-            return value.astype(dtype)
-        return value.astype(jnp.int8) if value.dtype == bool else value
+    def _cast(self, values: Mapping[str, ArrayLike]) -> SiteArrays:
+        """Return values of sites as arrays; booleans as integers for NumPyro's summary."""
+        result = {}
+        for site, value in values.items():
+            dtype = self.info.latent[site].dtype
+            value = jnp.asarray(value)
+            if jnp.issubdtype(dtype, np.floating):
+                value = value.astype(dtype)
+            result[site] = value.astype(jnp.int8) if value.dtype == bool else value
+        return result
 
     def _check(
         self,
@@ -284,7 +287,7 @@ class BlockStart:
 
         trace = self.info.trace(fixed, arguments, random.as_key(keys), value_of)
         drawn = values_in(trace, missing)
-        return {**values, **{s: self._cast(s, v) for s, v in drawn.items()}}, held
+        return {**values, **self._cast(drawn)}, held
 
     def _search(
         self, inputs: tuple[tuple[SiteValues, SiteValues], Context], keys: Array
