@@ -34,6 +34,7 @@ import textwrap
 from typing import Any
 import warnings
 
+from matplotlib.figure import Figure
 import numpy as np
 import pictures
 from pictures import style
@@ -273,7 +274,10 @@ def diverge(args: argparse.Namespace) -> list[dict[str, float]]:
 def draw(result: Row, path: Path) -> None:
     """Draw how often intervals hold the exact value, by kind of model, and likelihoods
     along CD-1."""
-    figure, axes = style.grid(1 + len(result["ladders"]), (4.4, 3.9), ncols=2)
+    count = len(result["ladders"])
+    figure = Figure(figsize=(4.4 * count, 7.2), layout="constrained")
+    rows = [[f"{i}" for i in range(count)], ["cd"] * count]
+    axes = [*figure.subplot_mosaic(rows).values()]
     kinds = (*KINDS, *TRAINED)
     for ax, ladder in zip(axes, result["ladders"], strict=False):
         for index, (side, label) in enumerate(_SIDES.items()):
@@ -308,7 +312,7 @@ def draw(result: Row, path: Path) -> None:
             range(len(kinds)), [textwrap.fill(kind, 16) for kind in kinds], fontsize=8
         )
         ax.invert_yaxis()
-        ax.set(xlabel="share of intervals that hold the exact log Z", xlim=(None, 1.01))
+        ax.set(xlabel="share of intervals that hold the exact log Z", xlim=(0.62, 1.01))
         ax.set_title(
             f"{ladder['temperatures']} temperatures, {result['particles']} particles",
             fontsize=9,
