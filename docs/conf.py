@@ -31,6 +31,7 @@ extensions = [
     "forms",
     "names",
     "sample_report",
+    "search_words",
     "signatures",
     "summaries",
 ]

@@ -19,17 +19,22 @@ ANALYSES = {
     for analysis in (
         maxima.earthquakes,
         maxima.latent_classes,
+        maxima.annotators,
         maxima.salamanders,
         maxima.dippers,
         maxima.law_school,
         networks.florentine,
         posterior_means.hearts,
+        posterior_means.biopsies,
         posterior_means.asia,
         posterior_means.cervix,
         posterior_means.eyes,
         posterior_means.coal,
         posterior_means.stagnant,
+        posterior_means.diabetes,
         lattices.ising,
+        lattices.potts,
+        lattices.hopfield,
         lattices.hard_core,
     )
 }

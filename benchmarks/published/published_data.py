@@ -85,3 +85,28 @@ COAL = np.array(
     2 1 1 1 1 2 4 2 0 0 1 4 0 0 0 1 0 0 0 0 0 1 0 0 1 0 1""".split(),
     int,
 )
+
+# sessions by the numbers of their two or three biopsies in four grades of rejection
+# (Spiegelhalter, Stovin 1983): grades, and the number of sessions
+_SESSIONS = """2000 12 1100 10 0200 4 1010 9 0020 12 1001 1 0011 3 0002 6 3000 28 2100 13
+    1200 10 0300 1 2010 9 1110 1 0210 1 1020 17 0120 1 0030 8 2001 1 1011 1 0021 1
+    0012 3 0003 5""".split()
+BIOPSIES = np.repeat(
+    np.array([[int(n) for n in grades] for grades in _SESSIONS[::2]]),
+    [int(n) for n in _SESSIONS[1::2]],
+    axis=0,
+)
+
+# fitness of 45 patients for a general anaesthetic, in four grades, by an observer who saw
+# each three times and by four others (Dawid, Skene 1979, table 1)
+ANAESTHETIST = np.array([0, 0, 0, 1, 2, 3, 4])
+FITNESS = np.array(
+    [
+        [int(grade) - 1 for grade in patient]
+        for patient in """1111111 3334334 1122122 2223121 2223222 2223322 1222111 3333433
+        2222223 2322223 4444444 2223343 1111111 2223212 1211111 1112111 1111111 1111111
+        2222221 2221322 2222222 2222221 2223222 2212222 1111111 1111111 2322222 1111111
+        1111111 1121121 1111111 3333233 1111111 2222222 2223232 4334343 2212232 2323233
+        3333432 1111111 1111111 1212111 2322222 1211111 2222222""".split()
+    ]
+)

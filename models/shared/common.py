@@ -261,7 +261,7 @@ def plot_training(
     history = fit.history
     is_exact = "log_likelihood_train" in fit.history
     columns = history[[name for name in (*_HISTORY, *also) if name in history]]
-    count = len(ebmpp.plots.panels(columns)) + is_exact
+    count = len(ebmpp.plots.panels("history", columns)[1]) + is_exact
     figure, axes = plt.subplots(
         1, count, figsize=(3.8 * count, 3.1), layout="constrained", squeeze=False
     )
