@@ -245,8 +245,8 @@ def run_chunk(
     start = _Carry(zero, jnp.zeros(()), state, table)
     if backend.accelerated() and isinstance(costs[0], int | float):
 
-        def masked(_, carry):
-            return jax.tree.map(partial(jnp.where, cond(carry)), body(carry), carry)
+        def masked(i, carry):
+            return jax.tree.map(partial(jnp.where, i < count), body(carry), carry)
 
         # of known length, without a synchronisation with the host per step
         length = min(size, math.ceil(budget / costs[0]))
