@@ -292,6 +292,8 @@ def log_sum_states(
     count = num_states(graph, plan.enumerated, plan.lacking)
     chunk = states_per_chunk(graph, plan)
     term = partial(log_term, graph, params, x, plan, known=known)
+    if count == 1:
+        return term(jnp.int32(0))
 
     @jax.checkpoint  # reverse mode recomputes a chunk instead of storing all
     def sum_chunk(start):

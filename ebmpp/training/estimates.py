@@ -25,8 +25,10 @@ class Estimates(Shown):
         from the inverse of the observed information; inf on the boundary, and nan where
         pairs did not meet. A huge one marks a param that the data do not determine.
         Categories and the like, of which different params are the same model, have the
-        errors of the params of smallest norm.
-    :param monte_carlo_error: a tree like ``params``: standard deviations over keys.
+        errors of the params of smallest norm, each in units of 1 / standard deviation
+        of its score.
+    :param monte_carlo_error: a tree like ``params``: standard deviations over keys; 0
+        where all states were summed.
     :param verdict: "converged", "boundary" or "degenerate".
     :param covariance: of the estimates, in the order of ``names``.
     """

@@ -103,6 +103,29 @@ def test_particles_are_unbiased_where_gibbs_chains_do_not_meet() -> None:
     assert np.isnan(gibbs)
 
 
+@pytest.mark.parametrize("method", ["particles", nightly("gibbs")])
+def test_a_constant_adds_no_noise_to_the_gradient(method: str) -> None:
+    """Each pair's value is compared with the mean of the others, which has it too."""
+
+    def value(params: Any, constant: Any) -> Any:
+        return ebmpp.expectation(
+            zoo.graph("rbm"),
+            params,
+            lambda x: x["v"] @ WEIGHT + constant,
+            rng_key=zoo.KEY,
+            num_pairs=4,
+            num_particles=20,
+            method=method,
+        )
+
+    step = jax.jit(jax.grad(value))
+    first, second = (step(zoo.params("rbm"), jnp.float32(c)) for c in (0, 100))
+    assert max(jnp.abs(g).max() for g in jax.tree.leaves(first)) > 0.01
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), first, second
+    )
+
+
 def test_exact_sums_have_derivatives_of_all_orders() -> None:
     args = zoo.params("rbm"), WEIGHT, jnp.int32(1), zoo.KEY
     both = jax.value_and_grad(lambda *a: loss(*a, method="exact"), argnums=(0, 1))

@@ -5,7 +5,7 @@
 Tests training/estimation.py, training/estimates.py.
 """
 
-from functools import cache
+from functools import cache, partial
 import itertools
 from typing import Any
 
@@ -18,7 +18,16 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
 import ebmpp
-from ebmpp import Bernoulli, Bias, FactorGraph, Hyperedges, Spin, layered
+from ebmpp import (
+    Bernoulli,
+    Bias,
+    Bilinear,
+    Categorical,
+    FactorGraph,
+    Hyperedges,
+    Spin,
+    layered,
+)
 from helpers import assert_law, nightly, random_params
 
 KEY = jax.random.key(0)
@@ -27,11 +36,6 @@ KEY = jax.random.key(0)
 @cache
 def ising(size: int) -> FactorGraph:
     return FactorGraph.from_networkx(nx.complete_graph(size), Spin)
-
-
-@cache
-def latent_class() -> FactorGraph:
-    return layered(v=Bernoulli(4), h=Bernoulli(1))
 
 
 def network(size: int) -> FactorGraph:
@@ -95,7 +99,8 @@ def test_inverse_ising_is_at_the_exact_maximum(
     theta, covariance = exact_maximum(statistics, statistics[index].mean(0), 500, scale)
 
     data = states[index].astype(np.float32)
-    result = ebmpp.estimate(ising(size), data, rng_key=KEY, prior=prior)
+    options = {"rng_key": KEY, "prior": prior, "coupling": "common"}
+    result = ebmpp.estimate(ising(size), data, **options)
     assert result.verdict == "converged"
     assert result.names[:2] == ["x[0]", "x[1]"]
     noise = vector(result.monte_carlo_error)
@@ -109,30 +114,115 @@ def test_inverse_ising_is_at_the_exact_maximum(
     assert "std error" in repr(result).splitlines()[2]
 
 
-def test_louis_identity_gives_the_exact_information() -> None:
-    graph = latent_class()
+def weights(rows: Any) -> jax.Array:
+    return 2.5 * jnp.asarray(rows, jnp.float32)
+
+
+def machine(*, deep: bool) -> tuple[FactorGraph, Any]:
+    """Six visible and three latent units, with a unit above these if ``deep``."""
+    w = weights(
+        [[1, 0, 0], [1, 0, -0.6], [0, 1, 0], [-0.6, 1, 0], [0, 0, 1], [0, -0.6, 1]]
+    )
+    params = {"v": -w.sum(1) / 2, "h": -w.sum(0) / 2, "v:h": w}
+    if not deep:
+        return layered(v=Bernoulli(6), h=Bernoulli(3)), params
+    above = weights([[1], [-1], [1]])
+    params |= {"h": params["h"] - above[:, 0] / 2, "k": jnp.zeros(1), "h:k": above}
+    return layered(v=Bernoulli(6), h=Bernoulli(3), k=Bernoulli(1)), params
+
+
+def one_latent() -> tuple[FactorGraph, Any]:
+    graph = layered(v=Bernoulli(4), h=Bernoulli(1))
     truth = random_params(graph, seed=2)
-    weight = np.array([[2.0], [-2.0], [1.5], [2.0]], np.float32)
-    truth["v:h"] = jnp.asarray(weight)
-    rows = np.array(list(itertools.product([0.0, 1.0], repeat=4)), np.float32)
+    return graph, truth | {"v:h": jnp.float32([[2.0], [-2.0], [1.5], [2.0]])}
+
+
+@pytest.mark.parametrize(
+    ("model", "coupling", "rtol"),
+    [
+        (partial(machine, deep=False), None, 0.03),
+        # eigenvalues of the information differ by 3e5, and it is summed in float32
+        nightly(partial(machine, deep=True), None, 0.15),
+        nightly(one_latent, "maximal", 0.2),
+    ],
+)
+def test_latents_have_the_exact_information(
+    model: Any, coupling: str | None, rtol: float
+) -> None:
+    graph, truth = model()
+    size = graph.families["v"].size
+    rows = np.array(list(itertools.product([0.0, 1.0], repeat=size)), np.float32)
     log_density = ebmpp.exact.log_likelihood(graph, truth, rows)
     # the data are the distribution itself, so the maximum is the truth
     weights = 20_000 * np.exp(np.asarray(log_density, float))
-    result = ebmpp.estimate(
-        graph, rows, rng_key=KEY, weights=weights, params=truth, num_pairs=2000
-    )
     flat, unravel = ravel_pytree(truth)
+    noise = np.random.default_rng(0).normal(size=flat.shape) * 0.02
+    result = ebmpp.estimate(
+        graph,
+        rows,
+        rng_key=KEY,
+        weights=weights,
+        params=unravel(flat + jnp.float32(noise)),
+        num_pairs=2000,
+        coupling=coupling,
+    )
 
     def loss(theta):
         values = ebmpp.exact.log_likelihood(graph, unravel(theta), rows)
         return -(jnp.asarray(weights, jnp.float32) @ values)
 
-    covariance = np.linalg.inv(np.asarray(jax.hessian(loss)(flat), float))
+    estimates, _ = ravel_pytree(result.params)
+    covariance = np.linalg.inv(np.asarray(jax.hessian(loss)(estimates), float))
+    exact = np.sqrt(covariance.diagonal())
     assert result.verdict == "converged"
-    assert_law(vector(result.params), flat, vector(result.monte_carlo_error))
-    np.testing.assert_allclose(
-        vector(result.standard_error), np.sqrt(covariance.diagonal()), rtol=0.1
+    errors = vector(result.monte_carlo_error)
+    # sums round in float32
+    assert_law(vector(result.params), flat, np.hypot(errors, 0.01 * exact))
+    np.testing.assert_allclose(vector(result.standard_error), exact, rtol=rtol)
+    assert (errors == 0).all() == (coupling is None)
+
+
+def test_separate_classes_are_found_from_a_random_start() -> None:
+    graph = FactorGraph(
+        {"v": Bernoulli(8)},
+        {"c": Categorical(1, 3)},
+        [Bias("v"), Bias("c"), Bilinear("v", "c")],
     )
+    # chances of 0.08 and 0.92
+    pattern = 2.5 * np.float32([[1] * 8, [1] * 4 + [-1] * 4, [-1] * 8])
+    generator = np.random.default_rng(0)
+    classes = generator.choice(3, 2000, p=[0.3, 0.3, 0.4])
+    chances = 1 / (1 + np.exp(-pattern[classes]))
+    rows = (generator.random(chances.shape) < chances).astype(np.float32)
+    result = ebmpp.estimate(graph, rows, rng_key=KEY)
+    assert result.verdict == "converged"
+    logits = result.params["v"][:, None] + result.params["v:c"][:, 0]
+    order = np.argsort(-logits.sum(0))
+    assert np.abs(logits[:, order].T - pattern).max() < 0.5
+    gradient = ebmpp.exact.grad_log_likelihood(graph, result.params, rows)
+    assert max(jnp.abs(g).max() for g in jax.tree.leaves(gradient)) < 1e-5
+
+
+def test_weights_are_numbers_of_networks() -> None:
+    networks = np.stack(
+        [
+            dyads(g)
+            for g in (
+                nx.path_graph(4),
+                nx.house_graph().subgraph(range(4)),
+                nx.complete_graph(4),
+            )
+        ]
+    )
+    graph = network(4)
+    weighted = ebmpp.estimate(graph, networks, rng_key=KEY, weights=[3, 2, 1])
+    repeated = ebmpp.estimate(graph, networks[[0, 0, 0, 1, 1, 2]], rng_key=KEY)
+    one = ebmpp.estimate(graph, networks, rng_key=KEY)
+    np.testing.assert_allclose(
+        vector(weighted.params), vector(repeated.params), atol=1e-4
+    )
+    np.testing.assert_allclose(weighted.covariance, repeated.covariance, rtol=1e-3)
+    assert np.abs(vector(one.params) - vector(weighted.params)).max() > 0.1
 
 
 def test_extremes_name_the_params_without_a_maximum() -> None:
@@ -161,13 +251,31 @@ def test_florentine_marriages() -> None:
     np.testing.assert_allclose(vector(result.standard_error), [0.351, 0.589], rtol=0.02)
 
 
+def two_stars(size: int) -> FactorGraph:
+    """Edges and pairs of edges that share a node."""
+    pairs = list(itertools.combinations(range(size), 2))
+    stars = [
+        [i, j]
+        for i, j in itertools.combinations(range(len(pairs)), 2)
+        if set(pairs[i]) & set(pairs[j])
+    ]
+    factors = [
+        Bias("x", shared=(0,), name="edges"),
+        Hyperedges("x", stars, shared=True, name="stars"),
+    ]
+    return FactorGraph({"x": Bernoulli(len(pairs))}, factors=factors)
+
+
 @pytest.mark.nightly
-def test_two_phases_are_degenerate() -> None:
-    clique = nx.complete_graph(7)
-    clique.add_nodes_from(range(10))
+@pytest.mark.parametrize(
+    ("model", "friends", "size"), [(network, 7, 10), (two_stars, 10, 16)]
+)
+def test_two_phases_are_degenerate(model: Any, friends: int, size: int) -> None:
+    clique = nx.complete_graph(friends)
+    clique.add_nodes_from(range(size))
     with pytest.warns(UserWarning, match="two phases"):
         result = ebmpp.estimate(
-            network(10), dyads(clique), rng_key=KEY, num_pairs=200, max_sweeps=300
+            model(size), dyads(clique), rng_key=KEY, num_pairs=200, max_sweeps=300
         )
     assert result.verdict == "degenerate"
 
