@@ -214,7 +214,7 @@ def ais(
     moves: MovesLike = None,
     mesh: Mesh | None = None,
     progress_bar: bool = False,
-) -> LogPartition:
+) -> LogPartition | tuple[LogPartition, ...]:
     """Estimate log Z of any graph by annealed importance sampling.
 
     Particles start from independent units near the model and take a blocked Gibbs sweep
@@ -224,6 +224,10 @@ def ais(
     compare :func:`ebmpp.annealing.reverse_ais`. The weights sum out an independent set
     of blocks with as many units as possible in closed form.
 
+    :param params: of one model; or with a leading axis of parameter sets, of several,
+        which run one after the other in one compiled program. The result is then a
+        tuple, and set i has the result of a call with the key
+        ``jax.random.fold_in(rng_key, i)``.
     :param rng_key: a jax key; a particle's draws depend on it and on the particle's
         number.
     :param num_particles: at least 2.
@@ -265,11 +269,16 @@ def ais(
     options = num_particles, num_temperatures, ladder, data, reference, progress_bar
     options = (*options, moves)
     with sharding.use_mesh("ais: mesh", mesh):
-        result = _Annealing(
-            "ais", graph, sharding.place(params), rng_key, *options
-        ).forward(rng_key)
-    warn(_ADVICE, result.doubt)
-    return result
+        params = sharding.place(params)
+        target = Target.checked("ais", graph, params, {}, values=False, sets=True)
+        keys = target.set_keys(rng_key) if target.sets else [rng_key]
+        results = [
+            _Annealing("ais", graph, model.params, key, *options).forward(key)
+            for model, key in zip(target.each_set(), keys)
+        ]
+    for result in results:
+        warn(_ADVICE, result.doubt)
+    return tuple(results) if target.sets else results[0]
 
 
 def reverse_ais(

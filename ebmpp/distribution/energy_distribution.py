@@ -32,7 +32,6 @@ from ebmpp.core import (
     random,
     select,
 )
-from ebmpp.distribution import batches
 from ebmpp.distribution.layout import (
     Layout,
     UnitwiseSupport,
@@ -43,6 +42,7 @@ from ebmpp.distribution.layout import (
 from ebmpp.errors import IntractableError, ParameterError, clash
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.transforms import batches
 from ebmpp.moves import Target
 from ebmpp.moves.move import draw_chains
 

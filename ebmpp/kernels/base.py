@@ -10,6 +10,7 @@ loop, and the next run, with other params, would continue to sample the old mode
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 import dataclasses
+from functools import partial
 import inspect
 from typing import Any, Generic, TypeVar
 import warnings
@@ -64,6 +65,9 @@ class RowKernel(MCMCKernel, Generic[S]):
     sample_field = "z"
     #: True if ``_sample_one`` takes chains of one row each as the rows of one chain
     _as_rows = False
+    #: True if params may have a leading axis of parameter sets, but for models with
+    #: impossible states, whose starts are checked one model at a time
+    _takes_sets = False
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
         name = type(self).__name__
@@ -111,13 +115,22 @@ class RowKernel(MCMCKernel, Generic[S]):
             no block is free.
         """
         target = self.target(model_args, model_kwargs, check=True)
-        return self._init_all(rng_key, num_warmup, target, init_params)
+        axis = int(is_batched(rng_key))
 
-    def _init_all(
-        self, rng_key: Array, num_warmup: int, target: Target, init_params: InitParams
+        keys = over_chains(target.set_keys, rng_key)(rng_key)
+        init = partial(self.init_all, num_warmup=num_warmup)
+        state = target.over_sets(init, keys, init_params, axis=axis)
+        return state._replace(rng_key=rng_key)
+
+    def init_all(
+        self,
+        target: Target,
+        rng_key: Array,
+        init_params: InitParams,
+        num_warmup: int = 0,
     ) -> S:
-        """Return the initial states of all chains."""
-        chains = rng_key.shape[:1] if is_batched(rng_key) else ()
+        """Return the initial states of all chains of one parameter set."""
+        chains = rng_key.shape[: int(is_batched(rng_key))]
         init_params = _check_init(target, init_params, chains)
 
         def init(key, values):
@@ -149,10 +162,16 @@ class RowKernel(MCMCKernel, Generic[S]):
             shapes.
         """
         target = self.target(model_args, model_kwargs, check=False)
-        return track(self._sample_all(state, target), state)
+        axis = int(is_batched(state.rng_key))
+        keys = over_chains(target.set_keys, state.rng_key)(state.rng_key)
+        new = target.over_sets(self.step, state._replace(rng_key=keys), axis=axis)
+        return track(new._replace(rng_key=state.rng_key), state)
 
-    def _sample_all(self, state: S, target: Target) -> S:
-        """Return the state after one step of all chains, with the flags of before."""
+    def step(self, target: Target, state: S) -> S:
+        """Return the state after one step of all chains of one parameter set.
+
+        Its flags are those of before.
+        """
         batched = is_batched(state.rng_key)
         expected = {
             b: target.batch + target.graph.families[b].shape for b in target.free
@@ -196,7 +215,10 @@ class RowKernel(MCMCKernel, Generic[S]):
                 "with clamped blocks by keyword."
             )
         params, *_ = model_args
-        target = Target.checked(name, self.graph, params, model_kwargs or {}, check)
+        sets = self._takes_sets and not self.graph.has_zeros
+        target = Target.checked(
+            name, self.graph, params, model_kwargs or {}, check, sets
+        )
         if check:
             sweeps.check_params(target, self._moves(target))
         return target

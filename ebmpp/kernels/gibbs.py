@@ -48,7 +48,10 @@ class BlockedGibbs(RowKernel[GibbsState]):
     holds N rows, one posterior of the free blocks each, with draws of shape
     ``(N, *shape)``. A row draws from its own key, so row 0 is the chain that ``v[0]``
     alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units
-    only.
+    only. Params with a leading axis of parameter sets run a chain of each set in one
+    program, with draws ``(sets, *batch, *shape)``: set i is the chain with the key
+    ``jax.random.fold_in(key, i)``, up to rounding. Models with impossible states take
+    one set.
 
     All of NumPyro's chain methods run the same chains from the same random words, up to
     the rounding of matrix products.
@@ -82,6 +85,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
     """
 
     _as_rows = True
+    _takes_sets = True
 
     def __init__(
         self, graph: FactorGraph, init: str = "uniform", moves: MovesLike = None

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax import Array
 
-from ebmpp.core import Blocks, Params, State, checks, compiled
+from ebmpp.core import Blocks, Counts, Params, State, checks, compiled
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, states
 from ebmpp.moves import Target, search, sweeps
@@ -40,6 +40,9 @@ def local_search(
     layer. With clamped blocks or observed units this completes the others.
 
     :param graph: the model; every free block's family must have a mode.
+    :param params: of one model; or with a leading axis of parameter sets, of several in
+        one program. Values of ``init`` and of the result then have that axis first, and
+        set i has the result of a call with the key ``jax.random.fold_in(rng_key, i)``.
     :param rng_key: a jax key, for the first layer and for blocks that are not in
         ``init``.
     :param init: values of some or all free blocks, with leading axes; other blocks are
@@ -66,10 +69,17 @@ def local_search(
     """
     rng_key = checks.key("local_search: rng_key", rng_key)
     num_rows = checks.optional_count("local_search: num_rows", num_rows)
-    target = Target.checked("local_search", graph, params, clamped)
+    target = Target.checked("local_search", graph, params, clamped, sets=True)
+    sets = target.sets
     start, axes = sweeps.free_rows(
         "local_search: init", target, {} if init is None else init
     )
+    if start and sets:
+        if axes[:1] != sets:
+            raise checks.state_error(
+                "local_search: leading axes of init", f"{sets} first, of sets", axes
+            )
+        axes = axes[1:]
     rows = () if num_rows is None else (num_rows,)
     try:
         batch = np.broadcast_shapes(target.batch, axes, rows)
@@ -82,12 +92,16 @@ def local_search(
         )
     fixed = target.fixed.take(_spread(target.batch, batch))
     target = dataclasses.replace(target, fixed=dataclasses.replace(fixed, batch=batch))
-    init_rows = {b: v[_spread(axes, batch)] for b, v in start.items()}
-    x = search.compiled_initial_states(target, target.keys(rng_key, 0), init_rows)
-    result = _search(target, x, target.keys(rng_key, 1))
-    families = graph.families
-    state = {b: v.reshape(batch + families[b].shape) for b, v in result.x.items()}
-    return LocalMode(state, result.steps.reshape(batch))
+    init_rows = {
+        b: v.reshape(*sets, -1, *graph.families[b].shape).take(
+            _spread(axes, batch), len(sets)
+        )
+        for b, v in start.items()
+    }
+    x, steps = _search(target, target.set_keys(rng_key), init_rows)
+    lead = sets + batch
+    state = {b: v.reshape(lead + graph.families[b].shape) for b, v in x.items()}
+    return LocalMode(state, steps.reshape(lead))
 
 
 def _spread(axes: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray:
@@ -95,4 +109,11 @@ def _spread(axes: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(np.arange(math.prod(axes)).reshape(axes), batch).ravel()
 
 
-_search = compiled(search.local_modes)
+@compiled
+def _search(target: Target, rng_key: Array, init: Blocks) -> tuple[Blocks, Counts]:
+    def search_rows(target, rng_key, init):
+        x = search.initial_states(target, target.keys(rng_key, 0), init)
+        result = search.local_modes(target, x, target.keys(rng_key, 1))
+        return result.x, result.steps
+
+    return target.over_sets(search_rows, rng_key, init)

@@ -2,17 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of a model by one call: an independent chain per draw."""
 
+from functools import partial
 import warnings
 
+from jaxtyping import Float
 import numpy as np
-from numpyro.infer import MCMC
+from tqdm.auto import trange
 
-from jax import Array
+import jax
+from jax import Array, lax
 
-from ebmpp.core import Blocks, Params, State, StateLike, checks, omit
+from ebmpp.core import Blocks, Params, State, checks, compiled
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Observed
-from ebmpp.kernels.gibbs import BlockedGibbs
+from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
+from ebmpp.moves import Move, Target, search
 from ebmpp.moves.sweeps import MovesLike
 
 #: z-score of the change in log-density between the middle and the end of the chains
@@ -39,16 +43,20 @@ def sample(
     not, use ``moves``, :class:`~ebmpp.ParallelTempering` or
     :func:`~ebmpp.perfect_sample`, or measure by :func:`~ebmpp.unbiased_expectation`.
 
+    :param params: of one model; or with a leading axis of parameter sets, of several in
+        one program. Set i then has the draws of a call with the key
+        ``jax.random.fold_in(rng_key, i)``, up to rounding.
     :param num_samples: number of draws.
     :param rng_key: a jax key.
     :param num_sweeps: sweeps per draw, an even number.
     :param init: values of some or all free blocks at which chains start, with a leading
-        axis of ``num_samples``; other blocks are drawn, uniformly without any.
+        axis of ``num_samples``, after that of the sets; other blocks are drawn,
+        uniformly without any.
     :param moves: moves of a sweep; see :class:`~ebmpp.BlockedGibbs`.
     :param clamped: clamped blocks, with or without leading axes; an
         :class:`~ebmpp.Observed` block is clamped at its known units.
     :return: the free blocks, ``(num_samples, *batch, *shape)`` each, where ``batch``
-        are the leading axes of clamped blocks.
+        are the leading axes of clamped blocks; after an axis of sets, if there is one.
     :warns UserWarning: if the mean log-density still changes between the middle and the
         end of the chains, by five standard errors. Chains that stay in different modes
         are not recognised by this, and a single draw is not tested.
@@ -75,39 +83,48 @@ def sample(
             f"sample: num_sweeps must be even, got {num_sweeps}: the log-densities in "
             f"the middle and at the end are compared. Give {num_sweeps + 1}."
         )
-    mcmc = MCMC(
-        BlockedGibbs(graph, moves=moves),
-        num_warmup=0,
-        num_samples=num_sweeps,
-        thinning=num_sweeps // 2,
-        num_chains=num_samples,
-        chain_method="vectorized",
-        progress_bar=checks.flag("sample: progress_bar", progress_bar),
-    )
-    mcmc.run(rng_key, params, init_params=init, **clamped)
-    draws = mcmc.get_samples(group_by_chain=True)
-    middle = {block: values[:, 0] for block, values in draws.items()}
-    last = {block: values[:, 1] for block, values in draws.items()}
-    held = omit(clamped, draws)
-    score = _change(graph, params, middle | held, last | held)
-    if abs(score) > _MAX_SCORE:
+    checks.flag("sample: progress_bar", progress_bar)
+    kernel = BlockedGibbs(graph, moves=moves)
+    half = num_sweeps // 2
+    target = kernel.target((params,), clamped, check=True)
+    keys = target.set_keys(rng_key)
+    split = partial(jax.random.split, num=num_samples)
+    keys = jax.vmap(split)(keys) if target.sets else split(keys)
+    state = target.over_sets(kernel.init_all, keys, init)
+    values = []
+    for _ in trange(2, desc="sample, halves", disable=not progress_bar):
+        state = _run(kernel.moves, target, state, half)
+        values.append(np.asarray(_log_densities(target, state.z), float))
+    change = (values[1] - values[0]).sum(-1)
+    error = change.std(-1) / np.sqrt(num_samples)
+    score = np.divide(change.mean(-1), error, out=np.zeros_like(error), where=error > 0)
+    if (worst := abs(score).max()) > _MAX_SCORE:
         warnings.warn(
-            f"sample: the mean log-density still changes after {num_sweeps // 2} "
-            f"sweeps (z = {score:.1f}), so the draws are not of the model. Increase "
-            "num_sweeps, or use other moves.",
+            f"sample: the mean log-density still changes after {half} sweeps (|z| = "
+            f"{worst:.1f}), so the draws are not of the model. Increase num_sweeps, or "
+            "use other moves.",
             stacklevel=2,
         )
-    return last
+    return state.z
 
 
-def _change(
-    graph: FactorGraph,
-    params: Params,
-    before: StateLike,
-    after: StateLike,
-) -> float:
-    """Return the z-score of the mean change of log-density; 0 where it is undefined."""
-    change = graph.log_density(params, after) - graph.log_density(params, before)
-    per_chain = np.asarray(change, float).reshape(len(change), -1).sum(1)
-    error = per_chain.std() / np.sqrt(len(per_chain))
-    return float(per_chain.mean() / error) if error > 0 else 0.0
+@compiled(statics=1, key=lambda moves, target, *_: target.graph, unbounded=True)
+def _run(
+    moves: tuple[Move, ...] | None, target: Target, state: GibbsState, count: int
+) -> GibbsState:
+    """Return the state after ``count`` sweeps of all chains of all parameter sets."""
+    kernel = BlockedGibbs(target.graph, moves=moves)
+
+    def at_set(target, state):
+        return lax.fori_loop(0, count, lambda _, s: kernel.step(target, s), state)
+
+    return target.over_sets(at_set, state)
+
+
+@compiled
+def _log_densities(target: Target, z: Blocks) -> Float[Array, "*sets chains rows"]:
+    def at_set(target, z):
+        rows = jax.vmap(target.to_rows)(z)
+        return jax.vmap(partial(search.log_density, target))(rows)
+
+    return target.over_sets(at_set, z)

@@ -94,15 +94,17 @@ class ParallelTempering(RowKernel[TemperingState]):
 
     With ``betas="auto"`` each chain adapts its own ladder during the warm-up, in rounds
     of doubling length, until the swaps of all neighbours are rejected equally often;
-    without a warm-up the steps stay equal. ``get_diagnostics_str`` and
+    without a warm-up the steps stay equal. :func:`ebmpp.diagnostics.ladder` returns
+    energies, heat capacities and log Z of all temperatures. ``get_diagnostics_str`` and
     ``extra_fields=("rejection", "round_trips", "betas")`` report how well states
-    travel: rejection rates near 1 call for more temperatures. Params and clamped blocks
-    are passed as to :class:`~ebmpp.BlockedGibbs`.
+    travel: rejection rates near 1 call for more temperatures. Params, of one model or of
+    several parameter sets, and clamped blocks are passed as to
+    :class:`~ebmpp.BlockedGibbs`; each set has a ladder of its own.
 
     With a ``path``, such as ``fit(..., keep_path=True)`` records, the replicas are at
     its knots (trajectory tempering), for machines that lose their modes when they are
     heated: the first is the path's reference of independent units, the coldest the
-    model of ``mcmc.run``'s params, which replaces the path's last knot if that is the
+    model of ``mcmc.run``'s params (one set), which replaces the path's last knot if that is the
     same model. Nothing adapts. Swaps have the blocks summed out that :func:`ebmpp.ais`
     sums out, except clamped and observed ones.
 
@@ -166,6 +168,7 @@ class ParallelTempering(RowKernel[TemperingState]):
         )
         self.betas = betas if isinstance(betas, str) else tempering.check_betas(betas)
         self.path = path
+        self._takes_sets = path is None  # a path ends at one model
         if path is not None:
             checks.instance(
                 "ParallelTempering: path",
@@ -189,22 +192,26 @@ class ParallelTempering(RowKernel[TemperingState]):
         hottest = 0.0 if isinstance(self.betas, str) else self.betas[0]
         return tempering.Tempered((hottest, 1.0))(target.graph, target.clamped)
 
-    def _init_all(
-        self, rng_key: Array, num_warmup: int, target: Target, init_params: InitParams
+    def init_all(
+        self,
+        target: Target,
+        rng_key: Array,
+        init_params: InitParams,
+        num_warmup: int = 0,
     ) -> TemperingState:
         """Return the initial states; the betas adapt during ``num_warmup`` steps."""
         knots = None if self.path is None else Knots.before(self.path, target.params)
         target = _along(target, knots)
-        state = super()._init_all(rng_key, num_warmup, target, init_params)
+        state = super().init_all(target, rng_key, init_params, num_warmup)
         return state._replace(
             num_warmup=jnp.full_like(state.num_warmup, num_warmup), knots=knots
         )
 
-    def _sample_all(self, state: TemperingState, target: Target) -> TemperingState:
+    def step(self, target: Target, state: TemperingState) -> TemperingState:
         knots = state.knots
         # knots have no axis of chains
         chains = state._replace(knots=None)
-        return super()._sample_all(chains, _along(target, knots))._replace(knots=knots)
+        return super().step(_along(target, knots), chains)._replace(knots=knots)
 
     def _init_one(
         self, rng_key: Array, target: Target, init_params: InitParams

@@ -195,8 +195,9 @@ def _shares_noise(move: Move, family: Family) -> bool:
 def check_params(target: Target, moves: Iterable[Move]) -> None:
     """Check that moves accept the params, unless these are traced."""
     if is_concrete(target.params):
-        for move in moves:
-            move.check_params(target.graph, target.params)
+        for model in target.each_set():
+            for move in moves:
+                move.check_params(model.graph, model.params)
 
 
 def mixture_of(moves: Iterable[object]) -> Mixture | None:

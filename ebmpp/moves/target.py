@@ -4,8 +4,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+from functools import partial
 import math
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
+
+from jaxtyping import PyTree
 
 import jax
 from jax import Array
@@ -26,12 +29,16 @@ from ebmpp.core import (
     UnitMasks,
     checks,
     random,
+    sharding,
 )
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import Clamped, as_clamped
+from ebmpp.graph.transforms import batches
 from ebmpp.moves.rungs import Tempering
+
+T = TypeVar("T")
 
 
 class Pool(NamedTuple):
@@ -50,6 +57,8 @@ class Target:
 
     It is a pytree with a static graph, so it can be an argument of compiled functions.
 
+    :param params: of one model, or of several with a leading axis of parameter sets.
+        Moves take one set: :meth:`over_sets`.
     :param fixed: clamped blocks and observed units, as rows; none by default.
     :param pool: proposals of a :class:`~ebmpp.moves.Mixture`. The distribution does not
         depend on it.
@@ -71,11 +80,14 @@ class Target:
         params: Params,
         blocks: Mapping[str, object],
         values: bool = True,
+        sets: bool = False,
     ) -> Self:
         """Return the target of a call's checked arguments.
 
         :param blocks: clamped and :class:`~ebmpp.Observed` blocks.
         :param values: False to check names and shapes only.
+        :param sets: accept params with a leading axis of parameter sets.
+        :raises ParameterError: for params that do not fit the graph.
         :raises StateError: for blocks that do not fit the graph, or if no block is
             free.
         """
@@ -85,8 +97,45 @@ class Target:
             raise StateError(
                 f"{who}: clamped must leave a block free, got all of {[*target.clamped]}."
             )
-        graph.check(params, values)
+        batch = target.sets if sets else ()
+        if len(batch) > 1:
+            raise checks.parameter_error(
+                f"{who}: leading axes of params", "one axis of parameter sets", batch
+            )
+        batches.check_batch(graph, params, batch, values)
         return target
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """The number of parameter sets, as a shape; () for params of one model."""
+        return batches.leading_axes(self.graph, self.params)
+
+    def each_set(self) -> list[Self]:
+        """Return the target of each parameter set, or its own params' alone."""
+        with sharding.eager():
+            sets = list(batches.each_set(self.graph, self.params, self.sets))
+        return [dataclasses.replace(self, params=params) for params in sets]
+
+    def set_keys(self, rng_key: Array) -> Array:
+        """Return a key for each parameter set, ``fold_in(key, set)``, or the key itself."""
+        if not self.sets:
+            return rng_key
+        fold_in = partial(jax.random.fold_in, rng_key)
+        return jax.vmap(fold_in)(jnp.arange(self.sets[0]))
+
+    def over_sets(self, fn: Callable[..., T], *args: PyTree, axis: int = 0) -> T:
+        """Return ``fn(target, *args)``, mapped over parameter sets where there are any.
+
+        :param axis: number of the axis of sets of all arguments and results.
+        """
+        if not self.sets:
+            return fn(self, *args)
+
+        def at_set(params, *args):
+            return fn(dataclasses.replace(self, params=params), *args)
+
+        params, axes = batches.flatten_axes(self.graph, self.params, self.sets)
+        return jax.vmap(at_set, (axes, *(axis,) * len(args)), axis)(params, *args)
 
     @property
     def clamped(self) -> Blocks:

@@ -36,6 +36,7 @@ from ebmpp.core import (
 from ebmpp.errors import ArgumentError, DomainError
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
+from ebmpp.graph.normalization import is_bounded
 from ebmpp.graph.transforms.rewire import rewire, unchanged
 from ebmpp.moves.couplings import KINDS, Attempt, Trial, resolve
 from ebmpp.moves.ensemble import (
@@ -90,7 +91,7 @@ def check_betas(
 
 def check_hot(graph: FactorGraph, params: Params, beta: float) -> None:
     """Check that the hottest replica normalises, unless params are traced; all others then do."""
-    if not is_concrete(params):
+    if not is_concrete(params) or is_bounded(graph):
         return
     with sharding.eager():  # under jit, concrete params would be staged
         reference = reference_of(graph, params)

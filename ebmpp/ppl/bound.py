@@ -7,14 +7,12 @@ of other variables, such as a likelihood's noise scale. They may differ from row
 and between the chains of a pair.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from functools import partial
-import math
 from typing import Self, TypeVar
 
 from jaxtyping import PyTree
-import numpy as np
 
 import jax
 from jax import Array
@@ -22,6 +20,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import (
     Blocks,
+    Params,
     Rows,
     Scalar,
     Schedule,
@@ -32,6 +31,7 @@ from ebmpp.core import (
     select,
 )
 from ebmpp.graph import FactorGraph, energy, states
+from ebmpp.graph.transforms import batches
 from ebmpp.moves import Layer, Target, gibbs
 from ebmpp.moves.couplings import Trial, where_states
 from ebmpp.moves.gibbs import PartIndex
@@ -109,29 +109,19 @@ class BoundGraph(Target):
 
 
 def bind_params(
-    graph: FactorGraph, params: Mapping, batch: tuple[int, ...], check: bool
+    graph: FactorGraph, params: Params, batch: tuple[int, ...], check: bool
 ) -> dict[str, PyTree]:
     """Return params, rows first where they have the axes ``batch``; refuse other shapes."""
-    states.check_factors(graph.param_shapes, params)
-    rows = math.prod(batch)
-    values = {}
-
-    def by_row(v, e):
-        return v if v.shape == e.shape else v.reshape(rows, *e.shape)
-
-    for name, tree in graph.param_shapes.items():
-        arrays = jax.tree.map(jnp.asarray, params[name])
-        is_valid = jax.tree.structure(arrays) == jax.tree.structure(tree) and all(
-            v.shape in (e.shape, batch + e.shape)
-            for v, e in zip(jax.tree.leaves(arrays), jax.tree.leaves(tree), strict=True)
+    axes = batches.leading_axes(graph, params)
+    batches.check_batch(graph, params, axes, values=False)
+    if axes not in ((), batch):
+        raise checks.parameter_error(
+            "leading axes of params",
+            f"{batch} where they differ by row",
+            jax.tree.map(jnp.shape, dict(params)),
         )
-        if not is_valid:
-            raise checks.parameter_error(
-                f"params of factor {name!r}",
-                f"of shapes {jax.tree.map(np.shape, tree)}, after {batch} where they differ by row",
-                jax.tree.map(np.shape, arrays),
-            )
-        values[name] = jax.tree.map(by_row, arrays, tree)
+    arrays = jax.tree.map(jnp.asarray, dict(params))
+    values, _ = batches.flatten_axes(graph, arrays, batch)
     if check:
         states.check_finite(values)
     return values

@@ -10,6 +10,7 @@ wrong name, shape or value.
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import cast
 
 from jaxtyping import PyTree
 
@@ -18,7 +19,7 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp import exact
-from ebmpp.annealing import ais
+from ebmpp.annealing import LogPartition, ais
 from ebmpp.core import (
     Key,
     Params,
@@ -151,19 +152,16 @@ def estimated_log_likelihood(
     data = rows if data is None else _rows(graph, data)
 
     def estimate(params):
-        return (
-            ais(
-                graph,
-                params,
-                rng_key=rng_key,
-                data=data,
-                num_particles=num_particles,
-                num_temperatures=num_temperatures,
-                ladder=ladder,
-            )
-            .average_log_likelihood(rows)
-            .value
+        result = ais(
+            graph,
+            params,
+            rng_key=rng_key,
+            data=data,
+            num_particles=num_particles,
+            num_temperatures=num_temperatures,
+            ladder=ladder,
         )
+        return cast(LogPartition, result).average_log_likelihood(rows).value
 
     return Monitor(estimate, compiled=False, log_likelihood=True)
 

@@ -35,7 +35,7 @@ from ebmpp.errors import (
     StateError,
 )
 from ebmpp.exact.shifted import Shifted
-from helpers import assert_law, assert_rows_law, often, random_params
+from helpers import assert_law, assert_rows_law, often, parameter_sets, random_params
 
 KEY = zoo.KEY
 PAIR = np.zeros(2, np.uint32)
@@ -56,6 +56,23 @@ def model(
 def uniform(graph: FactorGraph) -> dict:
     """Return a reference that is far from most models."""
     return {b: f.default_eta() for b, f in graph.families.items()}
+
+
+@pytest.mark.parametrize("ladder", ["linear", "adaptive"])
+@pytest.mark.filterwarnings("ignore:.*effective sample size")
+def test_parameter_sets_have_the_results_of_single_calls(ladder: str) -> None:
+    graph = zoo.graph("rbm")
+    stacked, sets = parameter_sets(graph)
+    options = {"num_particles": 30, "num_temperatures": 120, "ladder": ladder}
+    results = ebmpp.ais(graph, stacked, rng_key=KEY, **options)
+    assert len(results) == 3
+    for i, params in enumerate(sets):
+        key = jax.random.fold_in(KEY, i)
+        single = ebmpp.ais(graph, params, rng_key=key, **options)
+        np.testing.assert_array_equal(single.betas, results[i].betas)
+        np.testing.assert_allclose(
+            single.log_weights, results[i].log_weights, atol=1e-4
+        )
 
 
 RUN = {"num_particles": NUM, "num_temperatures": 20}

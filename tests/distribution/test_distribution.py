@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Energy-based models as NumPyro distributions: densities, draws, moments and NumPyro's machinery.
 
-Tests distribution/batches.py, distribution/energy_distribution.py,
-distribution/layout.py.
+Tests distribution/energy_distribution.py, distribution/layout.py,
+graph/transforms/batches.py.
 """
 
 from functools import cache

@@ -18,7 +18,7 @@ import jax
 import ebmpp
 from ebmpp import Bernoulli, Gaussian, Spin
 from ebmpp.errors import StateError
-from helpers import assert_law, assert_rows_law
+from helpers import assert_law, assert_rows_law, parameter_sets
 
 
 @cache
@@ -50,6 +50,24 @@ def assert_modes(state: dict, fixed: dict) -> np.ndarray:
 
 def search(graph, params, **options):
     return ebmpp.local_search(graph, params, **{"rng_key": zoo.KEY} | options)
+
+
+@pytest.mark.parametrize("num_rows", [None, 5])
+def test_parameter_sets_have_the_results_of_single_calls(num_rows):
+    graph = zoo.graph("rbm")
+    stacked, sets = parameter_sets(graph)
+    init = np.arange(3 * 5 * 4).reshape(3, 5, 4) % 2
+    modes = search(graph, stacked, init={"v": init}, num_rows=num_rows)
+    assert modes.steps.shape == (3, 5)
+    for i, params in enumerate(sets):
+        key = jax.random.fold_in(zoo.KEY, i)
+        single = search(graph, params, init={"v": init[i]}, rng_key=key)
+        for block, values in single.state.items():
+            np.testing.assert_array_equal(modes.state[block][i], values)
+    latents = search(graph, stacked, v=init[0]).state["h"]
+    assert latents.shape == (3, 5, 3)
+    with pytest.raises(StateError, match=r"must be \(3,\) first, of sets, got \(5,\)"):
+        search(graph, stacked, init={"v": init[0]})
 
 
 def test_no_layer_can_raise_the_density_of_a_result():

@@ -10,7 +10,7 @@ import jax
 
 import ebmpp
 from ebmpp.errors import ArgumentError
-from helpers import assert_rows_law
+from helpers import assert_rows_law, parameter_sets, random_params
 
 V = np.array([[1, -1, 1], [-1, -1, 1]])
 
@@ -40,6 +40,32 @@ def test_clamped_rows_have_draws_of_their_posteriors() -> None:
     graph = zoo.graph("spin")
     exact = graph.conditional(zoo.params("spin"), {"v": V}, "h").mean
     assert_rows_law(latents, exact)
+
+
+@pytest.mark.parametrize("clamped", [{}, {"v": V}])
+def test_parameter_sets_have_the_draws_of_single_calls(clamped) -> None:
+    graph = zoo.graph("spin")
+    stacked, sets = parameter_sets(graph)
+    options = {"num_sweeps": 6, "progress_bar": False, **clamped}
+    draws = ebmpp.sample(graph, stacked, 4, rng_key=zoo.KEY, **options)
+    for i, params in enumerate(sets):
+        key = jax.random.fold_in(zoo.KEY, i)
+        single = ebmpp.sample(graph, params, 4, rng_key=key, **options)
+        for block, values in single.items():
+            np.testing.assert_array_equal(draws[block][i], values)
+    starts = {block: values[:, :, 0] for block, values in draws.items() if clamped}
+    again = ebmpp.sample(graph, stacked, 4, rng_key=zoo.KEY, init=draws, **options)
+    assert not starts or again["h"].shape == (3, 4, 2, 2)
+
+
+def test_a_second_call_with_other_params_compiles_nothing(caplog) -> None:
+    graph = zoo.graph("spin")
+    options = {"rng_key": zoo.KEY, "num_sweeps": 6, "progress_bar": False}
+    for seed in range(2):
+        params = random_params(graph, seed)
+        with jax.log_compiles(bool(seed)):
+            ebmpp.sample(graph, params, 4, **options)
+    assert "Compiling" not in caplog.text
 
 
 def test_observed_units_keep_their_values() -> None:

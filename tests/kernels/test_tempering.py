@@ -25,7 +25,14 @@ from ebmpp.kernels import ParallelTempering
 from ebmpp.kernels.tempering import Knots
 from ebmpp.moves.ensemble import Ensemble, log_ratio
 from ebmpp.moves.target import Target
-from helpers import assert_rows_law, often, random_params, random_state
+from helpers import (
+    assert_rows_law,
+    nightly,
+    often,
+    parameter_sets,
+    random_params,
+    random_state,
+)
 
 BETAS = (0.0, 0.5, 1.0)
 
@@ -100,6 +107,27 @@ def test_a_state_keeps_its_shapes_with_clamped_rows(make):
     shapes = lambda state: jax.tree.map(lambda a: (a.shape, a.dtype), state)
     assert shapes(start) == shapes(after)
     assert start.z["v"].shape == (4, 5, 4) and start.replicas["v"].shape == (4, 5, 3, 4)
+
+
+@pytest.mark.parametrize("make", [ParallelTempering, ebmpp.BlockedGibbs])
+@pytest.mark.parametrize("num_chains", [1, nightly(2)])
+def test_parameter_sets_have_the_draws_of_single_runs(make, num_chains):
+    graph = zoo.graph("rbm")
+    stacked, sets = parameter_sets(graph)
+    options = {
+        "num_chains": num_chains,
+        "num_warmup": 3,
+        "clamped": {"h": np.eye(3, dtype=np.float32)[:2]},
+    }
+    keys = jax.random.split(zoo.KEY, num_chains)
+    run = lambda params, keys: run_mcmc(make(graph), params, key=keys, **options)
+    mcmc = run(stacked, keys if num_chains > 1 else keys[0])
+    draws = samples(mcmc)["v"]
+    assert draws.shape == (num_chains, 8, 3, 2, 4)
+    for i, params in enumerate(sets):
+        folded = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
+        single = run(params, folded if num_chains > 1 else folded[0])
+        np.testing.assert_array_equal(draws[:, :, i], samples(single)["v"])
 
 
 def test_temperatures_adapt_at_the_end_of_rounds_that_double():

@@ -143,6 +143,12 @@ def gated(shape: Sequence[int] = (2, 2, 2)) -> FactorGraph:
     )
 
 
+def parameter_sets(graph: FactorGraph, num: int = 3) -> tuple[dict, list[dict]]:
+    """Return params with a leading axis of sets, and the sets."""
+    sets = [random_params(graph, seed=i) for i in range(num)]
+    return jax.tree.map(lambda *a: np.stack(a), *sets), sets
+
+
 def random_params(
     graph: FactorGraph, seed: int = 0, scale: float = 0.4
 ) -> dict[str, Any]:

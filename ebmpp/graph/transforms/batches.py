@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Params with leading axes: a batch of distributions."""
+"""Params with leading axes: a batch of distributions, or sets of parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import math
 
 import jax
@@ -10,16 +10,17 @@ import jax.numpy as jnp
 
 from ebmpp.core import BatchShape, Params, checks, select
 from ebmpp.errors import ParameterError
-from ebmpp.graph import FactorGraph, normalization, states
+from ebmpp.graph import normalization, states
+from ebmpp.graph.graph import FactorGraph
 
 
 def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
-    """Return the broadcast leading axes of params; () where factors are missing.
+    """Return the broadcast leading axes of params; () for params of other factors.
 
-    These, and params that are no dict, are refused later.
+    These are refused later.
     """
     axes = {}
-    if not isinstance(params, Mapping):
+    if not isinstance(params, Mapping) or params.keys() != graph.param_shapes.keys():
         return ()
     for name, tree in graph.param_shapes.items():
         leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -39,7 +40,7 @@ def leading_axes(graph: FactorGraph, params: Params) -> BatchShape:
         return jnp.broadcast_shapes(*axes.values())
     except ValueError:
         raise ParameterError(
-            f"EnergyDistribution: leading axes of params must broadcast, got {axes}"
+            f"leading axes of params must broadcast, got {axes}"
         ) from None
 
 
@@ -65,6 +66,19 @@ def flatten_axes(
     return jax.tree.map(flatten, shapes, params), jax.tree.map(axis, shapes, params)
 
 
+def each_set(graph: FactorGraph, params: Params, batch: BatchShape) -> Iterator[Params]:
+    """Yield the sets of params of a batch."""
+    rows, _ = flatten_axes(graph, params, batch)
+
+    def at(index):
+        def select(expected, leaf):
+            return leaf[index] if jnp.ndim(leaf) > expected.ndim else leaf
+
+        return jax.tree.map(select, dict(graph.param_shapes), rows)
+
+    yield from map(at, range(math.prod(batch)))
+
+
 def check_batch(
     graph: FactorGraph, params: Params, batch: BatchShape, values: bool
 ) -> None:
@@ -76,19 +90,11 @@ def check_batch(
     if not batch:
         graph.check(params, values)
         return
-    rows, _ = flatten_axes(graph, params, batch)
-
-    def at(index):
-        def select(expected, leaf):
-            return leaf[index] if jnp.ndim(leaf) > expected.ndim else leaf
-
-        return jax.tree.map(select, dict(graph.param_shapes), rows)
-
-    graph.check(at(0), values=False)
+    graph.check(next(each_set(graph, params, batch)), values=False)
     if not values:
         return
-    states.check_finite(rows)
+    states.check_finite(params)
     if normalization.is_bounded(graph):
         return
-    for index in range(math.prod(batch)):
-        graph.check(at(index))
+    for single in each_set(graph, params, batch):
+        graph.check(single)
