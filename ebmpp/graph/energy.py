@@ -440,7 +440,7 @@ def natural_part(
     graph: Declaration,
     params: Params,
     x: Rows,
-    units: Array,
+    units: Array | list[Array],
     block: str,
     context: PartContext,
     part: Array | int,
@@ -448,7 +448,8 @@ def natural_part(
     """Return the natural parameters of one part given everything else, ``(rows, part units, ...)``.
 
     :param x: the other blocks, for which ``context`` was computed.
-    :param units: current values of the block, ``(size, rows)``.
+    :param units: current values of the block, ``(size, rows)`` or packed, as is then
+        the ``eta`` of the context.
     :param context: with what the part before handed on.
     :return: the parameters, and what the part hands on as a function of the units after
         its draw.
@@ -459,11 +460,14 @@ def natural_part(
         return split.family.statistics(units[numbers])
 
     eta = split.take(context.eta, part)
+    if isinstance(units, list):
+        for shifted, prepared in zip(split.shifts, context.prepared):
+            eta = eta + shifted.field(prepared, units, part)
+        return eta, lambda units: context.carried
     advances = []
     for factor, path, prepared, carried in zip(
         split.inner_factors, split.fast_paths, *context[1:], strict=True
     ):
-        others = graph.statistics({b: x[b] for b in factor.blocks if b != block})
         advance = None
         if isinstance(path, Terms):
             field, advance = path.field(
@@ -472,8 +476,9 @@ def natural_part(
         elif path is not None:
             field = path.field(prepared, statistics_at, part)
         else:
-            here = split.family.statistics(to_rows(units, split.family))
-            t = {**others, block: here}
+            rows = {b: x[b] for b in factor.blocks if b != block}
+            rows[block] = to_rows(units, split.family)
+            t = graph.statistics(rows)
             field = _field(graph, params, t, factor, split, part)
         eta = eta + field
         advances.append(advance)

@@ -236,11 +236,15 @@ class Split:
     def take(
         self, values: Shaped[Numbers, "size ..."], part: Any
     ) -> Shaped[Array, "units ..."]:
-        """Return ``values`` at the units of a part."""
+        """Return ``values``, which may be packed, at the units of a part."""
+        if isinstance(values, list):
+            return values[part]
         return jnp.take(values, self.at(part), axis=0, mode="clip")
 
-    def put(self, values: Numbers, part: Any, new: Array) -> Array:
-        """Return ``values``, ``(size, ...)``, with ``new`` at the units of a part."""
+    def put(self, values: Any, part: Any, new: Array) -> Any:
+        """Return ``values``, ``(size, ...)`` or packed, with ``new`` at a part."""
+        if isinstance(values, list):
+            return [*values[:part], new, *values[part + 1 :]]
         values = jnp.asarray(values)
         new = new.astype(values.dtype)
         if self.unrolled and barrier_pays(new.size):
