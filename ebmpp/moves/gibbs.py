@@ -99,8 +99,8 @@ def _packing_pays(split: SplitBlock, rows: int) -> bool:
     """Return True if slices of packed parts are faster than gathers.
 
     An H200 drew 136 to 142 spins per nanosecond by slices and 32 to 39 by gathers
-    (1024x1024 spins, 64 chains). On two cores 1 to 16 chains take 0.6 of the time, more
-    chains 1.2 times as long, and few units twice as long.
+    (1024x1024 spins, 64 chains). On two cores 1 to 16 chains take 0.6 to 0.75 of the
+    time, more chains 1.2 times as long, and few units twice as long.
     """
     is_large = barrier_pays(2 * rows * split.family.size)
     is_faster = accelerated() or (is_large and rows <= _FEW_ROWS)
