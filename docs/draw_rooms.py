@@ -18,7 +18,8 @@ LABELS = {
     "contrib": "methods of single papers",
     "reporting": "the HTML report",
     "diagnostics": "DataTrees, meeting times, plots",
-    "sklearn": "a transformer on fit",
+    "sklearn": "a transformer, a classifier",
+    "dimod": "a sampler for dimod",
     "training": "fit",
     "ppl": "graphs in NumPyro models",
     "traced": "blocks of NumPyro models",
@@ -86,7 +87,7 @@ def main() -> None:
         for i, room in enumerate(rooms):
             position[room] = ((i - (len(rooms) - 1) / 2) * (_WIDTH + 0.75), level * _FLOOR)
     for (a, b), number in sorted(imports().items()):
-        if not number or (b in _COMMON and (a, b) not in _SHOWN):
+        if a not in position or not number or (b in _COMMON and (a, b) not in _SHOWN):
             continue
         (x, y), (u, v) = position[a], position[b]
         down = (y - v) / _FLOOR

@@ -95,8 +95,8 @@ def annotators() -> list[Row]:
         table = numpyro.sample("table", rows)
         with numpyro.plate("patients", len(grades)):
             true = numpyro.sample("true", dist.Categorical(share))
-            given = table[data.ANAESTHETIST, true[:, None]]
-            numpyro.sample("grades", dist.Categorical(given).to_event(1), obs=grades)
+            probs = table[data.ANAESTHETIST, true[:, None]]
+            numpyro.sample("grades", dist.Categorical(probs).to_event(1), obs=grades)
 
     block = ebmpp.GibbsBlock.from_model(model, ["true"], jnp.array(data.FITNESS))
     votes = np.eye(4)[data.FITNESS]  # (patients, columns, grades)
