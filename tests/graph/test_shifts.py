@@ -122,8 +122,8 @@ def test_slices_have_the_natural_parameters_of_gathers_and_autodiff(
 
     slices, packed = visit(True)
     gathers, unpacked = visit(False)
-    for one, other in zip(slices, gathers, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for eta, expected in zip(slices, gathers, strict=True):
+        np.testing.assert_allclose(eta, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(packed, unpacked, rtol=1e-5, atol=1e-6)
     eta = natural_rows(graph, params, x, ["x"])["x"]
     eta = eta.reshape(ROWS, family.size, *family.stat_shape)[:, split.units[0]]
