@@ -86,7 +86,7 @@ _SINGULAR = frozenset(
 )
 #: Primitives that are affine in either operand while the other is fixed.
 PRODUCTS = ("mul", "dot_general")
-_SUMS = ("dot_general", "conv_general_dilated", "reduce_sum")
+SUMS = ("dot_general", "conv_general_dilated", "reduce_sum")
 #: Primitives whose result is zero where their operands, or one factor, are.
 _ZERO_KEEPING = frozenset(
     """
@@ -166,7 +166,7 @@ def linear_sums(program: Program) -> list[int]:
         is_inside = slots and affine.issuperset(slots)
         if is_inside and is_full and is_affine(program, eqn, depends):
             affine.update(eqn.outputs)
-            if eqn.name in _SUMS and program.size(first) * size <= _MOST_ELEMENTS:
+            if eqn.name in SUMS and program.size(first) * size <= _MOST_ELEMENTS:
                 sums.add(first)
     after = program.needed([program.output], sums)
     read = {program.output}.union(*(eqn.inputs for eqn in after))

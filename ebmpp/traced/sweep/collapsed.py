@@ -7,10 +7,17 @@ Where the log density of discrete sites z and some continuous sites c is
 density of c given z, that of z alone is :math:`g(z) + A(\eta(z))`, with A the family's
 log-normaliser. A draw of z from it and one of c given z are a draw of both.
 
-The coefficients :math:`\eta` are derivatives of the traced log density in c. Where no
-two units of z interact given c, :math:`g` and :math:`\eta` are sums over the units, and
-the sum is kept while one unit after the other is drawn. Otherwise, the collapsed
-density is traced as another density of z.
+The coefficients :math:`\eta` are derivatives of the log density in c, and the collapsed
+density is traced as another density of z. What does not depend on z is computed once
+per sweep. Where no two units of z interact given c, :math:`g` and :math:`\eta` are sums
+over the units, of a table of their values.
+
+Otherwise z and a Gaussian c often meet in few arrays :math:`w(z, c)`, affine in c, such
+as the products of indicators and coefficients in a regression. The log density is
+quadratic in w, with derivatives b and -G at the present :math:`w_0`, so with J the
+derivative of w in c, the coefficients at z are :math:`J^T (b - G (w - w_0))` and
+:math:`-J^T G J`, whatever the number of observations. For ten regressors and 442 rows,
+a visit of a unit takes 2 us, and 25 us if all rows are read.
 
 **References**
 
@@ -22,29 +29,37 @@ density is traced as another density of z.
 from collections.abc import Callable, Sequence
 from functools import partial
 import math
-from typing import NamedTuple, cast
+from typing import cast
 
-from jaxtyping import PyTree
 import numpy as np
 
 import jax
-from jax import Array, lax
+from jax import Array
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, SiteArrays, at_index, checks, expand
+from ebmpp.core import SiteArrays, checks, select
 from ebmpp.dependence.program import SlotValues
+from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.model import Context, Inputs, ModelInfo
-from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
-from ebmpp.traced.sweep.continuous import ContinuousSite
+from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
+from ebmpp.traced.sweep.conditionals import Conditionals
+from ebmpp.traced.sweep.continuous import ContinuousSite, Density, GaussianSite
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
+from ebmpp.traced.sweep.sequential import affine_part
 from ebmpp.traced.sweep.sweep import BlockSweep, conditionals_by_units
 
 Collapsed = Sequence[ContinuousSite]
 # continuous units that are integrated out by default
 _MOST_COLLAPSED = 64
+# elements of a cut, whose second derivatives are a dense matrix
+_MOST_CUT = 128
+# names beside those of sites
+_WEIGHTS = ": weights"
+_ROWS = ": rows"
+_REST = ": rest"
 
 
 class CollapsedDensity(ModelDensity):
@@ -58,10 +73,16 @@ class CollapsedDensity(ModelDensity):
         self, info: ModelInfo, sites: Sequence[str], collapsed: Collapsed
     ) -> None:
         self.collapsed = collapsed
-        super().__init__(info, sites)
+        inputs = info.latent, Context({}, info.arguments.arrays)
+        super().__init__(info, sites, jax.eval_shape(self.shared, inputs))
+
+    def shared(self, inputs: Inputs) -> SiteArrays:
+        """Return the values of all sites, and arrays that are the same for a whole sweep."""
+        return _with_expansions(self.collapsed, inputs)
 
     def inputs(self, inputs: Inputs) -> SlotValues:
-        return super().inputs(_at_points(self.collapsed, inputs))
+        inputs = _at_points(self.collapsed, inputs)
+        return super().inputs((self.shared(inputs), inputs[1]))
 
     def _log_density(
         self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
@@ -75,135 +96,109 @@ class CollapsedDensity(ModelDensity):
         return total + density(at)
 
 
-class _Chain(NamedTuple):
-    """The part of a chain that is fixed while its units are drawn."""
-
-    weights: Array
-    """Log weights of the units' values, ``(units, values)``, at the points."""
-    rows: PyTree
-    """What these add to the coefficients of each site, ``(units, values, ...)``."""
-    points: list[Array]
-    """The values of the collapsed sites at which the log density is expanded."""
-
-
-class _State(NamedTuple):
-    """The state of a chain between two units."""
-
-    numbers: Array
-    """Of the units' values."""
-    sums: PyTree
-    """The coefficients of each site."""
-    errors: PyTree
-    """What rounding left out of them, so that a row that is subtracted leaves no trace."""
-
-    def add(self, rows: PyTree) -> "_State":
-        """Return the state with rows added to the coefficients."""
-        sums = jax.tree.map(jnp.add, self.sums, rows)
-
-        def error(before, after, row, rest):
-            added = after - before
-            return rest + (before - (after - added)) + (row - added)
-
-        errors = jax.tree.map(error, self.sums, sums, rows, self.errors)
-        return self._replace(sums=sums, errors=errors)
-
-
-class CollapsedUnits(Conditionals):
-    """Units that do not interact given the collapsed sites, drawn in order.
+class CollapsedSum(CollapsedDensity):
+    """The collapsed density of units that do not interact given the collapsed sites.
 
     :param units: their conditionals given these sites, of one layer.
     """
 
     def __init__(self, units: UnitLayers, collapsed: Collapsed) -> None:
-        super().__init__(units.posterior, np.arange(units.size))
-        self.given = units
-        self.collapsed = collapsed
+        self.units = units
+        super().__init__(units.posterior.info, units.posterior.sites, collapsed)
 
-    def _chain(self, inputs: Inputs) -> ChainInputs:
-        return super()._chain(_at_points(self.collapsed, inputs))
+    def shared(self, inputs: Inputs) -> SiteArrays:
+        """Return the values of all sites, and a table of log weights and coefficients.
 
-    def visit(
-        self,
-        fn: Visit,
-        chains: Sequence[ChainInputs],
-        carry: Array,
-        backward: bool = False,
-    ) -> Visited:
-        fixed, states = zip(*(self._start(*chain) for chain in chains))
+        Log weights are ``(units, values)``, and the coefficients that each value adds
+        are ``(units, values, coefficients)``.
+        """
+        values, _ = inputs
+        units = self.units
+        (layer,) = units.layers
+        present = units.posterior.inputs(inputs)
+        siblings = units.posterior.program.siblings
 
-        def visit_unit(i, loop):
-            states, carry = loop
-            unit = self.size - 1 - i if backward else i
-            visits = [self._visit_unit(*chain, unit) for chain in zip(fixed, states)]
-            logits, takes = zip(*visits)
-            choices, carry = fn(unit, unit[None], logits, carry)
-            states = [take(*choice) for take, choice in zip(takes, choices)]
-            return tuple(states), carry
-
-        states, carry = lax.fori_loop(0, self.size, visit_unit, (states, carry))
-        units = np.arange(self.size)
-        accepted = jnp.ones(self.size, bool)
-        sites = [
-            self.put(sites, units, state.numbers, accepted)
-            for (sites, _), state in zip(chains, states)
-        ]
-        return sites, carry
-
-    def _start(self, sites: SiteValues, inputs: SlotValues) -> tuple[_Chain, _State]:
-        siblings = self.posterior.program.siblings
-        present = self.posterior.inputs_at(sites, inputs)
-        (layer,) = self.given.layers
-        values = {name: inputs[slot] for name, slot in siblings.items()}
-        points = [site.join(values) for site in self.collapsed]
-
-        def coefficients(fn):
-            """Return the coefficients of a function of the program's inputs."""
+        def coefficients(fn, slots):
+            """Return the coefficients of each site in a function of the slots."""
 
             def of_site(site, x):
                 moved = {siblings[name]: v for name, v in site.split(x).items()}
-                return fn({**present, **moved})
+                return fn({**slots, **moved})
 
             return [
-                site.statistics(partial(of_site, site), at, jax.jacfwd)
-                for site, at in zip(self.collapsed, points)
+                site.statistics(partial(of_site, site), site.join(values), jax.jacfwd)
+                for site in self.collapsed
             ]
 
-        def add_unit(state, unit):
-            row, number = unit
-            return state.add(at_index(row, number)), None
-
-        log_weights = partial(self.given.log_weights, layer, sites)
+        log_weights = partial(units.log_weights, layer, select(values, units.spans))
         weights = log_weights(present)
-        is_possible = jnp.isfinite(weights)
-        rows = jax.tree.map(
-            lambda a: jnp.where(expand(is_possible, a), a, 0), coefficients(log_weights)
-        )
-        rest = coefficients(lambda inputs: self.given.terms.expand(inputs)[0])
-        numbers = self.numbers(sites)
-        state = _State(numbers, rest, jax.tree.map(jnp.zeros_like, rest))
-        state, _ = lax.scan(add_unit, state, (rows, numbers))
-        return _Chain(weights, rows, points), state
+        rows = coefficients(log_weights, present)
+        fixed = coefficients(lambda slots: units.terms.expand(slots)[0], present)
+        rest, self.unravel = ravel_pytree(fixed)
+        rows = jax.vmap(jax.vmap(lambda row: ravel_pytree(row)[0]))(rows)
+        rows = jnp.where(jnp.isfinite(weights)[..., None], rows, 0)
+        return {**values, _WEIGHTS: weights, _ROWS: rows, _REST: rest}
 
-    def _visit_unit(
-        self, chain: _Chain, state: _State, unit: Array
-    ) -> tuple[Array, Callable[[Array, Numbers], _State]]:
-        """Return a unit's log weights, and a function of its choice to the new state."""
-        rows = at_index(chain.rows, unit)
-        now = state.numbers[unit]
-        rest = state.add(jax.tree.map(lambda a: -a[now], rows))
-        statistics = jax.tree.map(
-            lambda a, error, row: a + error + row, rest.sums, rest.errors, rows
-        )
-        weights = chain.weights[unit]
-        for site, at, values in zip(self.collapsed, chain.points, statistics):
-            weights += jax.vmap(partial(site.log_integral, at=at))(values)
+    def _log_density(
+        self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
+    ) -> Array:
+        at = np.arange(self.units.size), self.units.numbers(sites)
+        total = siblings[_WEIGHTS][at].sum()
+        statistics = self.unravel(siblings[_REST] + siblings[_ROWS][at].sum(0))
+        for site, values in zip(self.collapsed, statistics):
+            total += site.log_integral(values, site.join(siblings))
+        return total
 
-        def take(numbers, accepted):
-            number = jnp.where(accepted[0], numbers[0], now)
-            moved = rest._replace(numbers=state.numbers.at[unit].set(number))
-            return moved.add(at_index(rows, number))
 
-        return weights[None], take
+class ExpandedSite(GaussianSite):
+    """A Gaussian site that meets the discrete sites in few arrays, the *cut*.
+
+    The log density is expanded in the cut around its present value. Rounding grows with
+    the distance from there, so it is large in the first sweep of a far start alone.
+
+    :param site: the site.
+    :param cut: the slots of these arrays, affine in the site.
+    """
+
+    def __init__(self, site: ContinuousSite, cut: Sequence[int]) -> None:
+        vars(self).update(vars(site))
+        self.cut = cut
+        self.key = f"{self.name}: expansion"
+
+    def _parts(self, inputs: Inputs) -> tuple[Callable, Array, Density]:
+        """Return the cut as a function of the site, its value, and a density of the cut."""
+        program = self.posterior.program
+        slots = self.posterior.inputs(inputs)
+
+        def at_cut(x):
+            at = self.posterior.inputs_at(self.split(x), slots)
+            return ravel_pytree(program.run(at, self.cut))
+
+        point, unravel = at_cut(self.join(inputs[0]))
+
+        def rest(flat):
+            return run_guarded(program, {**slots, **unravel(flat)}, program.output)
+
+        return at_cut, point, rest
+
+    def expansion(self, inputs: Inputs) -> SiteArrays:
+        """Return rows: the cut, and the log density's first and second derivatives in it."""
+        _, point, rest = self._parts(inputs)
+        derivatives = jax.grad(rest)(point), jax.hessian(rest)(point)
+        return {self.key: jnp.vstack([point, *derivatives])}
+
+    def density(self, inputs: Inputs) -> Density:
+        values = _with_expansions([self], inputs)
+        point, slope = values[self.key][:2]
+        curvature = values[self.key][2:]
+        at_cut, _, rest = self._parts(inputs)
+        value = rest(point)
+
+        def density(x):
+            change = at_cut(x)[0] - point
+            return value + (slope + curvature @ change / 2) @ change
+
+        return density
 
 
 class CollapsedSweep(BlockSweep):
@@ -216,13 +211,24 @@ class CollapsedSweep(BlockSweep):
         units = sweep.conditionals
         is_sum = isinstance(units, UnitLayers) and not units.terms.has_products
         if is_sum and units.num_layers == 1:
-            self.drawn: Conditionals = CollapsedUnits(units, collapsed)
+            posterior = CollapsedSum(units, collapsed)
         else:
-            posterior = CollapsedDensity(self.info, self.finite, collapsed)
-            self.drawn = conditionals_by_units(posterior, sequential=True)
+            self.sets = [_expanded(site, self.finite) for site in collapsed]
+            posterior = CollapsedDensity(self.info, self.finite, self.sets)
+        self.drawn = conditionals_by_units(posterior, sequential=True)
         names = {name for site in collapsed for name in site.names}
         others = [site for site in self.continuous if site.name not in names]
-        self.parts = [self.drawn, *collapsed, *others]
+        self.parts = [self.drawn, *self.sets, *others]
+
+    def __call__(
+        self,
+        inputs: Inputs,
+        keys: Array,
+        beta: Array | None = None,
+        backward: bool = False,
+    ) -> DrawnSites:
+        values = _with_expansions(self.sets, inputs)
+        return super().__call__((values, inputs[1]), keys, beta, backward)
 
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
         """Return random discrete and drawn continuous sites, and the change that these imply."""
@@ -332,6 +338,40 @@ def _independent(info: ModelInfo, sets: list[ContinuousSite]) -> list[Continuous
         if not np.isin(touching, result).any():
             result.append(number)
     return [sets[number] for number in result]
+
+
+def _expanded(site: ContinuousSite, finite: Sequence[str]) -> ContinuousSite:
+    """Return a Gaussian site with its cut from finite sites, if that is small.
+
+    The cut is as early in the program as possible: the results of the last equations
+    that are affine in the site and join it with finite sites.
+    """
+    program = site.posterior.program
+    slots = {program.siblings[name] for name in finite}
+    before, _ = affine_part(program)
+
+    def joins(eqn):
+        others = [i for i in eqn.inputs if not program.depends(i)]
+        return any(slots & program.sources[i] for i in others)
+
+    last = [o for eqn in before if joins(eqn) for o in eqn.outputs]
+    inside = {o for eqn in program.needed(last, ()) for o in eqn.outputs}
+    rest = [eqn for eqn in program.equations if not inside.issuperset(eqn.outputs)]
+    read = {i for eqn in rest for i in eqn.inputs}
+    cut = read & {*filter(program.depends, inside), *program.sites.values()}
+    is_small = sum(map(program.size, cut)) <= _MOST_CUT
+    if last and is_small and site.family == "Gaussian":
+        return ExpandedSite(site, sorted(cut))
+    return site
+
+
+def _with_expansions(collapsed: Collapsed, inputs: Inputs) -> SiteArrays:
+    """Return the values of all sites, and expansions of densities that are not among them."""
+    values = dict(inputs[0])
+    for site in collapsed:
+        if isinstance(site, ExpandedSite) and site.key not in values:
+            values |= site.expansion(inputs)
+    return values
 
 
 def _at_points(collapsed: Collapsed, inputs: Inputs) -> Inputs:

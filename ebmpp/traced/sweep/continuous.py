@@ -108,8 +108,8 @@ class ContinuousSite:
             )
 
     def point(self, inputs: Inputs) -> Array:
-        """Return a value near the conditional's mean, at which the log density is expanded."""
-        raise NotImplementedError
+        """Return the value at which the log density is expanded."""
+        return self.join(inputs[0])
 
     def statistics(
         self, fn: Density, at: Array, differentiate: Derivative = jax.grad
@@ -270,9 +270,6 @@ class GaussianSite(ContinuousSite):
         at_point = self._slope(at_point.ravel())
         return Derivatives(self.join(inputs[0]), point, at_point, curvature)
 
-    def point(self, inputs: Inputs) -> Array:
-        return self._by_unit(self.derivatives(inputs).mean).reshape(self.shape)
-
     def statistics(
         self, fn: Density, at: Array, differentiate: Derivative = jax.grad
     ) -> tuple[Array, Array]:
@@ -303,12 +300,13 @@ class GaussianSite(ContinuousSite):
         if self.most == 1:
             curvature = curvature[..., 0]
             return 0.5 * (slope**2 / curvature - jnp.log(curvature)).sum()
-        factor = jnp.linalg.cholesky(curvature)
-        scaled = lax.linalg.triangular_solve(
-            factor, slope[..., None], left_side=True, lower=True
-        )
-        log_scale = jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)).sum()
-        return 0.5 * (scaled**2).sum() - log_scale
+        # with the slope as one more row, of which the factor is the scaled slope
+        padded = jnp.pad(curvature, [(0, 0), (0, 1), (0, 1)])
+        joint = padded.at[:, -1, :-1].set(slope)
+        joint = joint.at[:, -1, -1].set(jnp.finfo(slope.dtype).max)
+        factor = jnp.linalg.cholesky(joint, symmetrize_input=False)
+        diagonal = jnp.diagonal(factor, axis1=1, axis2=2)[:, :-1]
+        return (0.5 * factor[:, -1, :-1] ** 2 - jnp.log(diagonal)).sum()
 
     def _slope(self, slope: Array) -> Array:
         """Return slopes in the units, ``(groups, most)``."""
@@ -322,12 +320,16 @@ class GaussianSite(ContinuousSite):
         """Return values of units, ``(groups, most, ...)``."""
         if self.most == 1:
             return values[:, None]
+        if self.most == self.groups.size:
+            return values[None]
         num_groups = int(self.groups.max(initial=-1)) + 1
         padded = jnp.broadcast_to(padding, (num_groups, *padding.shape))
         return padded.at[self.index].set(values)
 
     def _by_unit(self, values: Array) -> Array:
         """Return values of groups as a vector, without a gather if no units interact."""
+        if self.most == self.groups.size:
+            return values[0]
         return values[:, 0] if self.most == 1 else values[self.index]
 
     def new_values(

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Numbers, SiteArrays, expand
 from ebmpp.dependence.program import Equation, Program, SlotValues
-from ebmpp.dependence.rules import in_floats, is_affine
+from ebmpp.dependence.rules import SUMS, in_floats, is_affine
 from ebmpp.traced.block import SiteValues
 from ebmpp.traced.sweep.conditionals import ChainInputs, Conditionals, Visit, Visited
 from ebmpp.traced.sweep.posterior import ModelDensity
@@ -63,7 +63,7 @@ class Sequential(Conditionals):
         program = posterior.program
         size = sum(map(program.size, program.sites.values()))
         super().__init__(posterior, np.arange(size))
-        self.before, self.sums = _affine_part(program)
+        self.before, self.sums = affine_part(program)
         num_sums = sum(map(program.size, self.sums))
         if size * num_sums > _MOST_SHARES:
             self.before = []
@@ -265,18 +265,24 @@ def _pushed(
     return jax.jvp(results, primals, tangents)[1]
 
 
-def _affine_part(program: Program) -> tuple[list[Equation], list[int]]:
-    """Return the equations affine in all units, and their results that others read."""
+def affine_part(program: Program) -> tuple[list[Equation], list[int]]:
+    """Return the equations affine in all units, and their sums over units that others read.
+
+    Others of their results take no longer to compute again than to update.
+    """
     units = {*program.sites.values()}
     affine = set(units)
     before = []
+    summed = set()
     read = {program.output}
     for eqn in program.equations:
         depends = program.dependent(eqn)
         inside = depends and all(eqn.inputs[i] in affine for i in depends)
         if inside and is_affine(program, eqn, depends):
             affine.update(eqn.outputs)
+            if eqn.name in SUMS or not summed.isdisjoint(eqn.inputs):
+                summed.update(eqn.outputs)
             before.append(eqn)
         elif depends:
             read.update(eqn.inputs)
-    return before, sorted((read & affine) - units)
+    return before, sorted(read & summed)
