@@ -379,6 +379,9 @@ class ModelKernel(block.Block):
         Both are right for PSIS-LOO; WAIC needs the latter. Arguments and errors are as
         in :meth:`log_marginal`. :func:`ebmpp.to_datatree` maps it over draws.
 
+        It takes one sum over the discrete sites where each tree of units is read by one
+        observation, as in a mixture, and T sums for a hidden Markov chain of T steps.
+
         :return: by observed site, its batch shape: an observation is an element of the
             plates. The elements of a site without a batch, such as of
             ``Normal(z, 1).to_event(1)``, are observations too. Masked ones are 0.
