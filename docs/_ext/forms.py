@@ -9,8 +9,8 @@ from ebmpp.traced.sweep import continuous, posterior
 _MARK = ".. recognised forms"
 #: NumPyro's constraints in words
 _SUPPORTS = {
-    "real": "real numbers",
-    "positive": "positive numbers",
+    "real": "real numbers, or an interval of them",
+    "positive": "positive numbers, or an interval of them",
     "unit_interval": "probabilities",
     "simplex": "rows of probabilities",
 }

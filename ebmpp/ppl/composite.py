@@ -311,7 +311,9 @@ class CoupledComposite(MCMCKernel):
         def draw(keys):
             z: SiteArrays = {}
             for index, step in enumerate(self.steps):
-                z |= step.draw_initial(random.fold_in(keys, index))
+                # a strategy may have values of a block's discrete sites
+                if not strategy or step not in blocks:
+                    z |= step.draw_initial(random.fold_in(keys, index))
             z |= {site: jnp.asarray(v) for site, v in init.items()}
             if self.starts is not None:
                 z = self.starts.draw(z, call, random.as_key(keys)) | z

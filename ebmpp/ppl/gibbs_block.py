@@ -149,7 +149,9 @@ class GibbsBlock(block.Block):
         traced log density shows: Gaussian for real numbers, Gamma or inverse Gamma for
         positive ones, Beta for probabilities, Dirichlet for rows of probabilities. Such
         are a mixture's weights, transition probabilities, and rates that
-        ``jnp.where(t < tau, a, b)`` selects. Other sites are refused.
+        ``jnp.where(t < tau, a, b)`` selects. A prior on an interval, such as
+        ``Uniform(0, 100)`` of a scale or ``HalfNormal`` of a location, restricts the
+        conditional to it. Other sites are refused.
 
         Collapsed sites are integrated out while the discrete ones are drawn, one unit
         after the other, and then drawn given them. Both together are a draw of the

@@ -46,8 +46,14 @@ from ebmpp.traced.data import (
     values_in,
 )
 
-#: kinds of sites that may have a conditional of a known family
-_KINDS = "real positive unit_interval simplex".split()
+#: kinds of numbers, the next among those before
+_KINDS = ("real", "positive", "unit_interval")
+_INTERVALS = (
+    type(constraints.real),
+    constraints.interval,
+    constraints.greater_than,
+    constraints.less_than,
+)
 
 
 class Context(NamedTuple):
@@ -119,17 +125,29 @@ class ModelInfo:
 
     @property
     def continuous(self) -> tuple[str, ...]:
-        """The block's sites whose units are real or positive numbers, or probabilities."""
-        return tuple(filter(self.kind, self.sites))
+        """The block's sites whose units are numbers of an interval, or probabilities."""
+        return tuple(filter(self.kinds, self.sites))
 
-    def kind(self, name: str) -> str | None:
-        """Return "real", "positive", "unit_interval" or "simplex"; None for energies and others."""
-        if isinstance(self.distributions[name], EnergyDistribution):
-            return None
-        for kind in _KINDS:
-            if getattr(constraints, kind) == self.support(name):
-                return kind
-        return None
+    def kinds(self, name: str) -> Sequence[str]:
+        """Return the kinds of numbers that a site's units are; none for energies and others.
+
+        A probability is also a positive and a real number, a row only a "simplex".
+        """
+        support = self.support(name)
+        if support == constraints.simplex:
+            return ("simplex",)
+        is_energy = isinstance(self.distributions[name], EnergyDistribution)
+        if is_energy or not isinstance(support, _INTERVALS):
+            return ()
+        if np.min(self.bounds(name)[0]) < 0:
+            return _KINDS[:1]
+        return _KINDS[: 2 + (support == constraints.unit_interval)]
+
+    def bounds(self, name: str) -> tuple[Any, Any]:
+        """Return the ends of the interval that supports a site."""
+        support = self.support(name)
+        low = getattr(support, "lower_bound", -np.inf)
+        return low, getattr(support, "upper_bound", np.inf)
 
     def trace(
         self,

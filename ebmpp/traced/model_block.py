@@ -285,7 +285,9 @@ class ModelKernel(block.Block):
         """Return the distribution of a continuous site given everything else.
 
         :return: a Normal, Gamma, InverseGamma, Beta or Dirichlet of the site's shape;
-            for units that interact a MultivariateNormal of the flattened site.
+            for units that interact a MultivariateNormal of the flattened site. Where
+            the prior's support is an interval, it is restricted to that: a distribution
+            with ``sample``, ``log_prob`` and ``support``.
         :raises StateError: for another site, and as in :meth:`log_conditionals`.
         """
         named = {c.name: c for c in self.sweep.continuous}

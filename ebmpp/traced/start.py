@@ -167,7 +167,7 @@ class BlockStart:
 
     def _at_edge(self, site: str, values: SiteValues) -> Any:
         """Return True for rows at the edge of their support, to which vague priors round."""
-        if self.info.kind(site) not in ("positive", "unit_interval"):
+        if "positive" not in self.info.kinds(site):
             return False
         value = np.asarray(values[site])
         is_edge = np.isin(value, (0, 1, np.inf)) | self.info.support(site)(value)

@@ -72,6 +72,31 @@ FAMILIES: dict[str, tuple] = {
     ),
 }
 
+#: the same of priors that restrict a conditional to an interval
+TRUNCATED: dict[str, tuple] = {
+    "half_normal": (
+        dist.HalfNormal(2.0),
+        lambda x: dist.Normal(x, 1.5),
+        stats.halfnorm(scale=2).cdf,
+    ),
+    "location": (
+        dist.Uniform(-1.0, 2.0),
+        lambda x: dist.Normal(x, 1.5),
+        stats.uniform(-1, 3).cdf,
+    ),
+    "rate": (dist.Uniform(0.2, 3.0), dist.Poisson, stats.uniform(0.2, 2.8).cdf),
+    "precision": (
+        dist.Uniform(0.2, 3.0),
+        lambda x: dist.Normal(0.4, x**-0.5),
+        stats.uniform(0.2, 2.8).cdf,
+    ),
+    "scale": (
+        dist.Uniform(0.0, 3.0),
+        lambda x: dist.Normal(0.4, x),
+        stats.uniform(0, 3).cdf,
+    ),
+}
+
 
 def select(how: str, z: Any, pair: Any) -> Any:
     """Return one of two numbers, or of two rows, per unit."""
@@ -79,8 +104,8 @@ def select(how: str, z: Any, pair: Any) -> Any:
     return SELECTIONS[how](z, pair)
 
 
-def families(how: str, data: Any) -> None:
-    for name, (prior, likelihood, _) in FAMILIES.items():
+def families(how: str, data: Any, table: dict[str, tuple] = FAMILIES) -> None:
+    for name, (prior, likelihood, _) in table.items():
         expanded = prior.expand([2]).to_event(1)
         pair = numpyro.sample(name, expanded)
         z = numpyro.sample(
@@ -167,6 +192,13 @@ def assert_prior(uniform: np.ndarray, z: np.ndarray) -> None:
 def test_families_keep_the_prior(how: str, collapse: bool) -> None:
     states = final_states(families, how, collapse)
     for name, (*_, cdf) in FAMILIES.items():
+        assert_prior(cdf(states[name]), states[f"z_{name}"])
+
+
+@pytest.mark.parametrize("how", ["where", "index"])
+def test_truncated_families_keep_the_prior(how: str) -> None:
+    states = final_states(partial(families, table=TRUNCATED), how)
+    for name, (*_, cdf) in TRUNCATED.items():
         assert_prior(cdf(states[name]), states[f"z_{name}"])
 
 

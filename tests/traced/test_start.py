@@ -260,6 +260,10 @@ def test_strategies_of_numpyro_and_custom_ones_are_used() -> None:
     states = block.init(KEYS, 0, None, (), {}).z
     # b is drawn given a
     assert not states["a"].any() and states["b"].all()
+    steps = [GibbsBlock.from_model(either, ["a", "b"])]
+    composite = CoupledComposite(steps, init_strategy=custom)
+    start = jax.vmap(lambda words: composite.start(words, Call({}, (), {}), {})[0])
+    assert not start(jax.random.key_data(KEYS))["a"].any()
     block = GibbsBlock.from_model(
         vague, ["tau", "mu"], GROUPS, init_strategy=init_to_median
     )

@@ -45,7 +45,12 @@ from ebmpp.errors import IntractableError, StateError
 from ebmpp.traced.block import SiteValues
 from ebmpp.traced.model import Context, DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.conditionals import Conditionals
-from ebmpp.traced.sweep.continuous import ContinuousSite, Density, GaussianSite
+from ebmpp.traced.sweep.continuous import (
+    ContinuousSite,
+    Density,
+    JointGaussianSite,
+    continuous_site,
+)
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
 from ebmpp.traced.sweep.sequential import affine_part
@@ -150,7 +155,7 @@ class CollapsedSum(CollapsedDensity):
         return total
 
 
-class ExpandedSite(GaussianSite):
+class ExpandedSite(JointGaussianSite):
     """A Gaussian site that meets the discrete sites in few arrays, the *cut*.
 
     The log density is expanded in the cut around its present value. Rounding grows with
@@ -296,7 +301,11 @@ def _pays(sweep: BlockSweep) -> bool:
 def _conjugate_sets(sweep: BlockSweep, names: Sequence[str]) -> list[ContinuousSite]:
     """Return the named sites; each member is drawn jointly."""
     info = sweep.info
-    sites = [site for site in sweep.continuous if site.name in names]
+    sites = [
+        site
+        for site in sweep.continuous
+        if site.name in names and not site.is_truncated
+    ]
     sites.sort(key=lambda site: site.family != "Gaussian")
     sets: list[ContinuousSite] = []
     for site in sites:
@@ -317,7 +326,7 @@ def _joined(
     if first.family != second.family or first.family == "Dirichlet":
         return None
     try:
-        joined = type(first)(info, *first.names, *second.names)
+        joined = continuous_site(info, *first.names, *second.names)
     except IntractableError:
         return None
     return joined if joined.family == first.family else None

@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Continuous sites whose conditional is of a known family, by the traced log density.
 
-Where a model's log density is a polynomial of degree two in all units of a site, the
-site given everything else is Gaussian, and units that interact are drawn jointly. Where
-it is a sum of x and log x units are Gamma, and of 1/x and log x inverse Gamma.
-
-Where it is a sum of log x of a site's rows on the simplex, the rows given everything
-else are Dirichlet; where it is one of log x and log(1 - x), units are Beta. With L the
-log density, its coefficients are :math:`x_k \partial L / \partial x_k` at any x. They
-are taken in the middle of the simplex, and at the two ends of the interval.
+Units are Gaussian where the log density is a polynomial of degree two in all of them
+jointly, Gamma where it is a sum of x and log x, inverse Gamma where of 1/x and log x,
+Beta where of log x and log(1 - x). Rows on the simplex are Dirichlet where it is a sum
+of log x. With L the log density, the coefficients of both are
+:math:`x_k \partial L / \partial x_k`, taken in the middle of the simplex, and at the
+two ends of the interval. A prior on an interval restricts the conditional to it.
 
 No conditional depends on the present value of its site, near or far.
 """
@@ -18,25 +16,27 @@ from collections.abc import Callable, Sequence, Set
 import math
 from typing import Any, NamedTuple, NoReturn
 
-import networkx as nx
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.distributions.distribution import validation_enabled
 
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
 
-from ebmpp.core import SiteArrays, expand, random, ranks_in_groups
-from ebmpp.dependence.powers import LOG, LOG1M, Facts, Powers, powers_of
+from ebmpp.core import SiteArrays, random
+from ebmpp.dependence.powers import LOG, LOG1M, Facts, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Coupled, SiteValues
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row
 from ebmpp.traced.sweep.maximal import coupled, rounded
-from ebmpp.traced.sweep.posterior import ModelDensity
+from ebmpp.traced.sweep.posterior import ModelDensity, groups_of
+from ebmpp.traced.sweep.truncated import Truncated
 
 _MOST_JOINT = 1024  # units that are drawn jointly
 # folded into keys beside a site's number
@@ -49,15 +49,21 @@ _WIDTHS = (2.0**40, 2.0**12)
 _EDGE = 2.0**-20  # distance from the ends of the interval; 1 - x is exact there
 # of the log density, so that counts / tiny, the slope of a clipped log 0, are finite
 _SCALE = 2.0**-24
+_ROOT = 64  # of the gammas that make up a Dirichlet draw
 #: by kind of site, the powers of each family
 _FAMILIES: dict[str, dict[str, Set]] = {
     "real": {"Gaussian": {0.0, 1.0, 2.0}},
-    "positive": {"Gamma": {0.0, 1.0, LOG}, "InverseGamma": {0.0, -1.0, LOG}},
+    "positive": {
+        "Gamma": {0.0, 1.0, LOG},
+        "InverseGamma": {0.0, -1.0, LOG},
+        "SqrtInverseGamma": {0.0, -2.0, LOG},
+    },
     "unit_interval": {"Beta": {0.0, LOG, LOG1M}},
     "simplex": {"Dirichlet": {0.0, LOG}},
 }
+#: of x in the density of u, a Gamma's
+_EXPONENTS = {"Gamma": 1, "InverseGamma": -1, "SqrtInverseGamma": -2}
 _IN_WORDS = {LOG: "log x", LOG1M: "log(1 - x)", 1.0: "x"}
-
 
 Density = Callable[[Array], Array]
 Derivative = Callable[[Density], Density]
@@ -66,45 +72,48 @@ Derivative = Callable[[Density], Density]
 class ContinuousSite:
     """A site of numbers whose conditional is of a known family.
 
-    :param names: of the site; or of several sites that are drawn jointly, as a vector.
-    :raises IntractableError: where the conditional is of no known family, or too many
-        units interact.
+    :param posterior: the log density of the site, or of several that are a vector.
+    :param kind: the kind of numbers on which the log density has the family's form.
+    :param family: the family of the conditional, before it is truncated.
+    :param is_separable: True if it is a sum of functions of one unit each.
+    :raises IntractableError: where too many units interact.
     """
 
-    def __init__(self, info: ModelInfo, *names: str) -> None:
-        self.name, *others = names
-        self.posterior = ModelDensity(info, names)
+    most_joint = 1  # units that can be drawn jointly
+
+    def __init__(
+        self,
+        posterior: ModelDensity,
+        kind: str,
+        family: str,
+        is_separable: bool,
+    ) -> None:
+        info = posterior.info
+        self.posterior = posterior
+        self.family = family
+        #: of x in a power that is a Gamma
+        self.exponent = _EXPONENTS.get(family, 1)
+        self.name = posterior.sites[0]
+        self.bounds = info.bounds(self.name)
+        self.is_truncated = info.support(self.name) != getattr(constraints, kind)
         self.number = info.continuous.index(self.name)
-        kind = str(info.kind(self.name))
-        program = self.posterior.program
+        program = posterior.program
         #: in the order of the program's units
         self.names = tuple(program.sites)
-        self.shape = self.posterior.shapes[self.name]
-        if others:
+        self.shape = posterior.shapes[self.name]
+        if len(self.names) > 1:
             self.shape = (sum(map(program.size, program.sites.values())),)
         self.dtype = program.dtypes[program.sites[self.name]]
-        indicators = frozenset(
-            slot
-            for site, slot in program.siblings.items()
-            if info.support(site) == constraints.boolean
-        )
-        facts = Facts(kind != "real", kind in ("unit_interval", "simplex"), indicators)
-        name = ", ".join(names)
-        self.family, is_separable = _family(name, kind, powers_of(program, facts))
-        edges = np.zeros((0, 2), int) if is_separable else self.posterior.terms().edges
+        edges = np.zeros((0, 2), int) if is_separable else posterior.terms().edges
         #: of every unit its group, and its place in the group
-        self.index = _groups(math.prod(self.shape), edges)
+        self.index = groups_of(math.prod(self.shape), edges)
         self.groups, self.places = self.index
         self.most = int(self.places.max(initial=-1)) + 1
-        if self.most > 1 and self.family != "Gaussian":
+        if self.most > self.most_joint:
             _refuse(
-                name,
-                f"units must not interact where their conditional is {self.family}",
-            )
-        if self.most > _MOST_JOINT:
-            _refuse(
-                name,
-                f"units that interact must be at most {_MOST_JOINT}, got {self.most}",
+                posterior,
+                f"units that interact must be at most {self.most_joint} where their "
+                f"conditional is {family}, got {self.most}",
             )
 
     def point(self, inputs: Inputs) -> Array:
@@ -156,15 +165,14 @@ class ContinuousSite:
         """Return the derivatives from which the conditional follows, with the present value."""
         raise NotImplementedError
 
-    def new_values(
-        self, at: Any, keys: Array, beta: Array | float
-    ) -> tuple[Array, Array]:
-        """Return draws from the conditional, and a mask of units or rows where it is one."""
-        raise NotImplementedError
+    def new_values(self, at: Any, keys: Array, beta: Array | float) -> Array:
+        """Return draws from the conditional; nan of units or rows where it is degenerate."""
+        key = random.as_key(keys)
+        return jnp.asarray(self.unit(beta * at.counts, *self.bounds).sample(key))
 
     def distribution(self, at: Any) -> dist.Distribution:
         """Return the conditional; that of the flattened site if units interact."""
-        return self.unit(at.counts)
+        return self.unit(at.counts, *self.bounds)
 
     def invalid(self, at: Any) -> Array:
         """Return a mask of the units whose conditional is nan."""
@@ -188,9 +196,10 @@ class ContinuousSite:
         self, at: Any, keys: Array, beta: Array | float = 1.0
     ) -> tuple[Array, Array]:
         """Return a new value, and the number of units whose conditional is degenerate."""
-        new, valid = self.new_values(at, keys, beta)
-        new = jnp.where(expand(valid, new), new, at.x)
-        return new, (~valid).sum(dtype=jnp.int32)
+        new = self.new_values(at, keys, beta)
+        is_degenerate = jnp.isnan(new)
+        new = jnp.where(is_degenerate, at.x, new)
+        return new, is_degenerate.sum(dtype=jnp.int32)
 
     def couple(self, first: Inputs, second: Inputs, keys: Array) -> Coupled:
         """Draw the site of two chains, each unit or group of units coupled."""
@@ -208,11 +217,14 @@ class ContinuousSite:
 
     def unit_params(self, at: Any) -> Sequence[Array]:
         """Return the parameters of :meth:`unit`, with a first axis of units or groups."""
-        return [at.counts.reshape(-1, at.counts.shape[-1])]
+        *shape, size = at.counts.shape
+        ends = [jnp.broadcast_to(end, shape).ravel() for end in self.bounds]
+        return [at.counts.reshape(-1, size), *ends]
 
-    def unit(self, *params: Array) -> dist.Distribution:
+    def unit(self, counts: Array, /, *bounds: ArrayLike) -> dist.Distribution:
         """Return the conditional of one unit, or of a group of units that interact."""
-        raise NotImplementedError
+        params = jnp.moveaxis(counts, -1, 0)
+        return Truncated("Gaussian", 1, *params, *bounds)
 
     def from_units(self, values: Array) -> Array:
         """Return values of all units or groups in the site's shape."""
@@ -223,18 +235,18 @@ class ContinuousSite:
         """Draw the site, and return the change of the log density that its conditional implies."""
         at = self.derivatives(inputs)
         new, _ = self.draw(at, keys)
-        conditional = self.distribution(at)
-        flat = jnp.ravel if self.most > 1 else jnp.asarray
-        log_prob = conditional.log_prob
-        change = jnp.subtract(log_prob(flat(new)), log_prob(flat(at.x)))
+        change = self._log_probs(at, new) - self._log_probs(at, at.x)
         is_same = all_in_row(new == at.x, change.ndim)
         return self.split(new), jnp.where(is_same, 0, change).sum()
 
     def log_prob(self, inputs: Inputs) -> Array:
         """Return the log density of the present value given everything else."""
         at = self.derivatives(inputs)
-        flat = jnp.ravel(at.x) if self.most > 1 else at.x
-        return jnp.sum(self.distribution(at).log_prob(flat))
+        return self._log_probs(at, at.x).sum()
+
+    def _log_probs(self, at: Any, x: Array) -> Array:
+        flat = x.ravel() if self.most > 1 else x
+        return jnp.asarray(self.distribution(at).log_prob(flat))
 
 
 class Derivatives(NamedTuple):
@@ -250,13 +262,19 @@ class Derivatives(NamedTuple):
         """Means of the conditional, ``(groups, most)``."""
         return self.point + _solve(self.curvature, self.slope)
 
+    @property
+    def counts(self) -> Array:
+        """Coefficients of x and -x^2 / 2 where no units interact, ``(*shape, 2)``."""
+        curvature = self.curvature[..., 0]
+        counts = jnp.stack([self.slope + curvature * self.point, curvature], -1)
+        return counts.reshape(*self.x.shape, 2)
+
 
 class GaussianSite(ContinuousSite):
     """A site of real numbers with a Gaussian conditional.
 
     A step by Newton's method from 0 leads to the mean up to rounding, where the slope
-    is taken again. No value depends on the present one, whose distance from the mean
-    would be rounded.
+    is taken again, whatever the present value is.
     """
 
     def derivatives(self, inputs: Inputs) -> Derivatives:
@@ -332,9 +350,17 @@ class GaussianSite(ContinuousSite):
             return values[0]
         return values[:, 0] if self.most == 1 else values[self.index]
 
-    def new_values(
-        self, at: Derivatives, keys: Array, beta: Array | float
-    ) -> tuple[Array, Array]:
+    def invalid(self, at: Derivatives) -> Array:
+        is_nan = jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1)
+        return self._by_unit(is_nan)
+
+
+class JointGaussianSite(GaussianSite):
+    """A site of all real numbers, whose units may interact."""
+
+    most_joint = _MOST_JOINT
+
+    def new_values(self, at: Derivatives, keys: Array, beta: Array | float) -> Array:
         """Draw each group with mean x + C^-1 g and covariance C^-1 / beta."""
         uniforms = random.open_uniform(random.words(keys, at.slope.size))
         noise = jax.scipy.special.ndtri(uniforms).reshape(at.slope.shape)
@@ -353,19 +379,17 @@ class GaussianSite(ContinuousSite):
         new = at.mean + noise
         is_finite = jnp.isfinite(new).all(-1, keepdims=True)
         new = jnp.where(is_finite, new, jnp.nan).astype(self.dtype)
-        new = self._by_unit(new).reshape(self.shape)
-        return new, ~jnp.isnan(new)
+        return self._by_unit(new).reshape(self.shape)
 
     def unit_params(self, at: Derivatives) -> Sequence[Array]:
         if self.most == 1:
             return at.mean[:, 0], at.curvature[:, 0, 0] ** -0.5
         return at.mean, at.curvature
 
-    def unit(self, *params: Array) -> dist.Distribution:
+    def unit(self, mean: Array, *params: ArrayLike) -> dist.Distribution:
         if self.most == 1:
-            return dist.Normal(*params)
-        mean, precision = params
-        return dist.MultivariateNormal(mean, precision_matrix=precision)
+            return dist.Normal(mean, *params)
+        return dist.MultivariateNormal(mean, precision_matrix=params[0])
 
     def distribution(self, at: Derivatives) -> dist.Distribution:
         mean = self._by_unit(at.mean)
@@ -378,28 +402,22 @@ class GaussianSite(ContinuousSite):
         is_same_group = self.groups[:, None] == self.groups
         return dist.MultivariateNormal(mean, jnp.where(is_same_group, pairs, 0))
 
-    def invalid(self, at: Derivatives) -> Array:
-        is_nan = jnp.isnan(at.slope) | jnp.isnan(at.curvature).any(-1)
-        return self._by_unit(is_nan)
-
 
 class Coefficients(NamedTuple):
     """The coefficients of a log density, and the present value."""
 
     x: Array
     counts: Array
-    """Of the logarithms, ``(*rows, K)``, for a Beta ``(*shape, 2)``; those of log u and
-    -u for a Gamma."""
+    """Of logarithms, ``(*rows, K)``, of a Beta ``(*shape, 2)``; of log u and -u of a Gamma."""
 
 
 class GammaSite(ContinuousSite):
-    """A site of positive numbers with a Gamma or inverse Gamma conditional.
+    """A site of positive numbers, a power of which has a Gamma conditional.
 
-    With u = x, or u = 1 / x, the log density is a log u - b u, and its derivative in
-    log u is a - b u. It is taken at both ends of an interval, first around 1, then
-    around (|a| + 1) / b, where the two terms are of one size. Far from there, as at a
-    present value that is extreme, rounding would hide one of them. In float32, x is
-    from 1e-18 to 1e18 there.
+    With u = x, 1 / x or 1 / x^2, the log density is a log u - b u, and its derivative
+    in log u is a - b u. It is taken at both ends of an interval, first around 1, then
+    around (|a| + 1) / b, where the two terms are of one size. Elsewhere, as at extreme
+    values, rounding would hide one of them. In float32, x is from 1e-18 to 1e18 there.
     """
 
     def derivatives(self, inputs: Inputs) -> Coefficients:
@@ -421,10 +439,10 @@ class GammaSite(ContinuousSite):
         width: float | Array = _WIDTHS[1],
     ) -> Array:
         def slope(u):
-            x = u**self.sign
-            return self.sign * x * differentiate(fn)(x)
+            x = u ** (1 / self.exponent)
+            return x * differentiate(fn)(x) / self.exponent
 
-        middle = at**self.sign
+        middle = at**self.exponent
         low = middle / width
         high = middle * width
         at_low, at_high = jax.vmap(slope)(jnp.stack([low, high]))
@@ -436,7 +454,7 @@ class GammaSite(ContinuousSite):
         count, rate = jnp.moveaxis(counts, -1, 0)
         middle = (abs(count) + 1) / abs(rate)
         middle = jnp.where(jnp.isnan(middle), 1, jnp.clip(middle, *_SCALES))
-        return middle**self.sign
+        return middle ** (1 / self.exponent)
 
     def point(self, inputs: Inputs) -> Array:
         return self._middle(self.derivatives(inputs).counts)
@@ -444,40 +462,30 @@ class GammaSite(ContinuousSite):
     def log_integral(self, statistics: Array, at: Array) -> Array:
         concentration, rate = self._params(statistics)
         is_valid = (concentration > 0) & (rate > 0)
-        u = at**self.sign
+        u = at**self.exponent
         log_integral = gammaln(concentration) - concentration * jnp.log(rate)
         log_integral += rate * u - statistics[..., 0] * jnp.log(u)
         return jnp.where(is_valid, log_integral, jnp.nan).sum()
 
-    @property
-    def sign(self) -> int:
-        """The exponent of u."""
-        return 1 if self.family == "Gamma" else -1
-
     def _params(self, counts: Array) -> tuple[Array, Array]:
         count, rate = jnp.moveaxis(counts, -1, 0)
-        return count + self.sign, rate
+        return count + 1 / self.exponent, rate
 
-    def new_values(
-        self, at: Coefficients, keys: Array, beta: Array | float
-    ) -> tuple[Array, Array]:
-        concentration, rate = self._params(beta * at.counts)
-        # of small concentrations, which underflow
-        log = jax.random.loggamma(random.as_key(keys), concentration) - jnp.log(rate)
-        valid = (concentration > 0) & (rate > 0) & jnp.isfinite(log)
-        return rounded(jnp.exp(self.sign * log)), valid
+    def unit(self, counts: Array, *bounds: ArrayLike) -> dist.Distribution:
+        return Truncated("Gamma", self.exponent, *self._params(counts), *bounds)
 
-    def unit(self, *params: Array) -> dist.Distribution:
-        family = dist.Gamma if self.sign > 0 else dist.InverseGamma
-        return family(*self._params(*params))
+    def distribution(self, at: Coefficients) -> dist.Distribution:
+        if self.is_truncated or self.exponent < -1:
+            return super().distribution(at)
+        family = dist.Gamma if self.exponent > 0 else dist.InverseGamma
+        return family(*self._params(at.counts))
 
 
 class Probabilities(ContinuousSite):
     """A site of probabilities with a Dirichlet or Beta conditional."""
 
     def derivatives(self, inputs: Inputs) -> Coefficients:
-        middle = jnp.zeros(self.shape)
-        counts = self.statistics(self.density(inputs), middle)
+        counts = self.statistics(self.density(inputs), jnp.zeros(self.shape))
         return Coefficients(self.join(inputs[0]), counts)
 
     def point(self, inputs: Inputs) -> Array:
@@ -512,22 +520,63 @@ class Probabilities(ContinuousSite):
         log_integral -= gammaln(concentration.sum(-1))
         return jnp.where(is_valid, log_integral, jnp.nan).sum()
 
-    def new_values(
-        self, at: Coefficients, keys: Array, beta: Array | float
-    ) -> tuple[Array, Array]:
-        concentration = beta * at.counts + 1
-        drawn = jax.random.dirichlet(random.as_key(keys), concentration)
+    def new_values(self, at: Coefficients, keys: Array, beta: Array | float) -> Array:
+        # roots, as gammas of small concentrations underflow
+        roots = Truncated("Gamma", _ROOT, beta * at.counts + 1, 1.0, 0.0, jnp.inf)
+        drawn = jax.nn.softmax(_ROOT * jnp.log(roots.sample(random.as_key(keys))))
         drawn = jnp.minimum(rounded(drawn), 1 - jnp.finfo(drawn.dtype).eps)
-        valid = ((concentration > 0) & jnp.isfinite(drawn)).all(-1)
-        return drawn[..., 0] if self.family == "Beta" else drawn, valid
+        return drawn[..., 0] if self.family == "Beta" else drawn
 
-    def unit(self, *params: Array) -> dist.Distribution:
-        (counts,) = params
+    def unit(self, counts: Array, *bounds: ArrayLike) -> dist.Distribution:
         concentration = counts + 1
         if self.family == "Dirichlet":
             # rounding moves rows off the simplex
             return dist.Dirichlet(concentration, validate_args=False)
         return dist.Beta(concentration[..., 0], concentration[..., 1])
+
+
+def continuous_site(info: ModelInfo, *names: str) -> ContinuousSite:
+    """Return the conditional of a continuous site, or of several that are drawn jointly.
+
+    :raises IntractableError: where it is of no known family.
+    """
+    # values are inside of their supports, for which masks would stand
+    with validation_enabled(False):
+        posterior = ModelDensity(info, names)
+    if not all(map(np.isscalar, info.bounds(names[0]))):
+        posterior.check_bounds(names[0])
+    facts = _family(posterior)
+    site = {"real": GaussianSite, "positive": GammaSite}.get(facts[0], Probabilities)
+    if info.support(names[0]) == constraints.real:
+        site = JointGaussianSite
+    return site(posterior, *facts)
+
+
+def _family(posterior: ModelDensity) -> tuple[str, str, bool]:  # noqa: RET503
+    """Return a kind that holds the site, its family, and whether its units are independent."""
+    info = posterior.info
+    program = posterior.program
+    indicators = frozenset(
+        slot
+        for name, slot in program.siblings.items()
+        if info.support(name) == constraints.boolean
+    )
+    expected = []
+    for kind in info.kinds(posterior.sites[0]):
+        is_probability = kind in ("unit_interval", "simplex")
+        powers = powers_of(program, Facts(kind != "real", is_probability, indicators))
+        for family, allowed in _FAMILIES[kind].items():
+            expected.append(" and ".join(_in_words(allowed)))
+            if not isinstance(powers, str) and powers[0] <= allowed:
+                return kind, family, powers[1]
+    form = f"a function with {powers!r}"
+    if not isinstance(powers, str):
+        form = ", ".join(_in_words(powers[0]))
+    _refuse(
+        posterior,
+        "its conditional could not be shown to be a sum of "
+        f"{', or '.join(expected)}: it has {form}",
+    )
 
 
 def _solve(curvature: Array, slope: Array) -> Array:
@@ -538,28 +587,8 @@ def _solve(curvature: Array, slope: Array) -> Array:
     return jax.scipy.linalg.cho_solve((factor, True), slope[..., None])[..., 0]
 
 
-def _family(  # noqa: RET503 - a refusal does not return
-    name: str, kind: str, powers: tuple[Powers, bool] | str
-) -> tuple[str, bool]:
-    """Return the family of a site, and whether its units are independent."""
-    families = _FAMILIES[kind]
-    if isinstance(powers, str):
-        form = f"a function with {powers!r}"
-    else:
-        present, is_separable = powers
-        for family, allowed in families.items():
-            if present <= allowed:
-                return family, is_separable
-        form = ", ".join(_in_words(present))
-    sums = ", or ".join(
-        " and ".join(_in_words(allowed)) for allowed in families.values()
-    )
-    _refuse(
-        name, f"its conditional could not be shown to be a sum of {sums}: it has {form}"
-    )
-
-
-def _refuse(name: str, problem: str) -> NoReturn:
+def _refuse(posterior: ModelDensity, problem: str) -> NoReturn:
+    name = ", ".join(posterior.sites)
     raise IntractableError(
         f"from_model: site {name!r}: {problem}. Select values by jnp.where(z, a, b), "
         "or leave the site to another block, such as NUTS"
@@ -569,16 +598,3 @@ def _refuse(name: str, problem: str) -> NoReturn:
 def _in_words(powers: Set) -> list[str]:
     in_order = sorted(powers - {0.0}, key=str)
     return [_IN_WORDS.get(p) or f"x^{p:g}" for p in in_order]
-
-
-def _groups(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return each unit's group of units that interact, directly or not, and its place there."""
-    groups = np.arange(size)
-    if edges is None:
-        groups[:] = 0
-    elif len(edges):
-        graph = nx.Graph(edges.tolist())
-        graph.add_nodes_from(range(size))
-        for number, members in enumerate(nx.connected_components(graph)):
-            groups[list(members)] = number
-    return groups, ranks_in_groups(groups)

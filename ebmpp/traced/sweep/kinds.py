@@ -14,7 +14,7 @@ from ebmpp.distribution import EnergyDistribution
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.traced.block import Call
 from ebmpp.traced.model import ModelInfo
-from ebmpp.traced.sweep.sweep import continuous_site
+from ebmpp.traced.sweep.continuous import continuous_site
 
 #: Ways to draw a site: from its conditional, or by Hamiltonian Monte Carlo.
 KINDS = ("gibbs", "hmc")
@@ -53,7 +53,7 @@ def is_continuous(prior: Distribution) -> bool:
 def _kind(info: ModelInfo, name: str) -> str:
     if not is_continuous(info.distributions[name]):
         return "gibbs"
-    if info.kind(name) is None:
+    if not info.kinds(name):
         return "hmc"
     try:
         continuous_site(info, name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
+import networkx as nx
 import numpy as np
 import numpyro
 from numpyro import handlers
@@ -15,7 +16,7 @@ from numpyro.infer.util import log_density
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import expand, select
+from ebmpp.core import expand, ranks_in_groups, select
 from ebmpp.dependence.program import SlotValues
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.distribution import EnergyDistribution
@@ -152,7 +153,7 @@ class ModelDensity:
         low = np.asarray(support.lower_bound)
         high = np.asarray(support.upper_bound)
         if low.ndim or not isinstance(support.upper_bound, int):
-            self._check_bounds(name)
+            self.check_bounds(name)
         size = int((high - low).max()) + 1
         if size > _MOST_VALUES:
             problem = f"takes {size} values per unit, expected at most {_MOST_VALUES}"
@@ -162,7 +163,7 @@ class ModelDensity:
         table = low + expand(np.arange(size), low[None])
         return ValueTable(np.minimum(table, high), table <= high)
 
-    def _check_bounds(self, name: str) -> None:
+    def check_bounds(self, name: str) -> None:
         """Raise an IntractableError where the values of a site depend on other sites."""
 
         def bounds(trace):
@@ -229,3 +230,16 @@ def _values_of_energy(
         table.append(np.broadcast_to(prior.layout.join(at), shape))
         valid.append(np.broadcast_to(prior.layout.join(is_valid), shape))
     return ValueTable(np.stack(table), np.stack(valid).astype(bool))
+
+
+def groups_of(size: int, edges: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return each unit's group of units that interact, directly or not, and its place there."""
+    groups = np.arange(size)
+    if edges is None:
+        groups[:] = 0
+    elif len(edges):
+        graph = nx.Graph(edges.tolist())
+        graph.add_nodes_from(range(size))
+        for number, members in enumerate(nx.connected_components(graph)):
+            groups[list(members)] = number
+    return groups, ranks_in_groups(groups)

@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numpyro.distributions.distribution import validation_enabled
 
 from jax import Array
 import jax.numpy as jnp
@@ -22,12 +21,7 @@ from ebmpp.traced.block import Coupled
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
-from ebmpp.traced.sweep.continuous import (
-    ContinuousSite,
-    GammaSite,
-    GaussianSite,
-    Probabilities,
-)
+from ebmpp.traced.sweep.continuous import continuous_site
 from ebmpp.traced.sweep.forests import ForestLayers
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
@@ -178,17 +172,6 @@ class BlockSweep:
             y = {**y, **new_y}
             broken |= more
         return select(x, self.info.sites), select(y, self.info.sites), broken
-
-
-def continuous_site(info: ModelInfo, name: str) -> ContinuousSite:
-    """Return the conditional of a continuous site; raise an IntractableError for others."""
-    if info.kind(name) == "real":
-        return GaussianSite(info, name)
-    if info.kind(name) == "positive":
-        return GammaSite(info, name)
-    # values are inside of their supports, for which masks would stand
-    with validation_enabled(False):
-        return Probabilities(info, name)
 
 
 def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Conditionals:
