@@ -7,7 +7,7 @@ import warnings
 
 from jaxtyping import Float
 import numpy as np
-from tqdm.auto import trange
+from tqdm.auto import tqdm
 
 import jax
 from jax import Array, lax
@@ -22,6 +22,8 @@ from ebmpp.moves.sweeps import MovesLike
 #: z-score of the change in log-density between the middle and the end of the chains
 #: above which a warning is given.
 _MAX_SCORE = 5.0
+#: Parts of each half of the chains, after which the progress bar moves.
+_PARTS = 10
 
 
 def sample(
@@ -92,9 +94,14 @@ def sample(
     keys = jax.vmap(split)(keys) if target.sets else split(keys)
     state = target.over_sets(kernel.init_all, keys, init)
     values = []
-    for _ in trange(2, desc="sample, halves", disable=not progress_bar):
-        state = _run(kernel.moves, target, state, half)
-        values.append(np.asarray(_log_densities(target, state.z), float))
+    lengths = np.diff(np.linspace(0, half, _PARTS + 1, dtype=int))
+    bar = tqdm(desc="sample", total=num_sweeps, unit="sweep", disable=not progress_bar)
+    with bar:
+        for _ in range(2):
+            for length in lengths:
+                state = _run(kernel.moves, target, state, length)
+                bar.update(length)
+            values.append(np.asarray(_log_densities(target, state.z), float))
     change = (values[1] - values[0]).sum(-1)
     error = change.std(-1) / np.sqrt(num_samples)
     score = np.divide(change.mean(-1), error, out=np.zeros_like(error), where=error > 0)
@@ -110,7 +117,7 @@ def sample(
 
 @compiled(statics=1, key=lambda moves, target, *_: target.graph, unbounded=True)
 def _run(
-    moves: tuple[Move, ...] | None, target: Target, state: GibbsState, count: int
+    moves: tuple[Move, ...] | None, target: Target, state: GibbsState, count: Array
 ) -> GibbsState:
     """Return the state after ``count`` sweeps of all chains of all parameter sets."""
     kernel = BlockedGibbs(target.graph, moves=moves)

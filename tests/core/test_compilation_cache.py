@@ -23,6 +23,12 @@ from ebmpp.errors import ArgumentError
 HIT = "/jax/compilation_cache/cache_hits"
 
 
+@pytest.fixture(autouse=True)
+def restored_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the flags that the cache adds to."""
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
+
+
 @pytest.fixture
 def hits() -> Iterator[list[str]]:
     """One entry per program that was read from the cache."""
@@ -94,6 +100,22 @@ def test_a_directory_that_cannot_be_written_changes_nothing(tmp_path: Path) -> N
     with pytest.raises(ArgumentError, match="directory.*file/below"):
         ebmpp.enable_compilation_cache(tmp_path / "file" / "below")
     assert jax.config.jax_compilation_cache_dir == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--a=1", "--a=1 --xla_backend_extra_options=xla_cpu_disable_loop_unrolling"),
+        ("--xla_backend_extra_options=mine", "--xla_backend_extra_options=mine"),
+    ],
+)
+def test_loops_are_not_unrolled_unless_options_are_set(
+    flags: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    for _ in range(2):
+        ebmpp.enable_compilation_cache(tmp_path)
+        assert os.environ["XLA_FLAGS"] == expected
 
 
 @pytest.mark.parametrize("directory", [3, "", b"", "a\0b", "~nobody_at_all/cache"])
