@@ -219,10 +219,10 @@ def fit(small: bool) -> None:
             )
             return result.params
 
-        short, whole = best(partial(call, steps // 2), 3), best(partial(call, steps), 3)
+        short, full = best(partial(call, steps // 2), 3), best(partial(call, steps), 3)
         say(
-            f"fit, {type(estimator).__name__}: {1e3 * whole / steps:.4f} ms per step of "
-            f"a call of {steps}, {2e3 * (whole - short) / steps:.4f} ms per further step"
+            f"fit, {type(estimator).__name__}: {1e3 * full / steps:.4f} ms per step of "
+            f"a call of {steps}, {2e3 * (full - short) / steps:.4f} ms per further step"
         )
 
 

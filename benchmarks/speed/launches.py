@@ -191,8 +191,8 @@ def programs(name: str) -> Iterator[tuple[str, Any, tuple, tuple]]:
         run = gpu.pcd_by_hand(ROWS, 50)
         yield "PCD-1 steps by hand", run, (), (params["v:h"], v, v)
     else:
-        one = jnp.int32(1)
-        window = Window(one, one, one, jnp.int32(0))
+        first = jnp.int32(1)
+        window = Window(first, first, first, jnp.int32(0))
         start = {"v": v, "h": h}
         moves = resolve_moves(graph, None)
 

@@ -415,8 +415,8 @@ class _Search:
                     return self._result(theta, point, "boundary", extremes, np.inf)
             if is_unmet:
                 if point.has_two_phases():
-                    every = slice(None)
-                    return self._result(theta, point, "degenerate", every, np.nan)
+                    unknown = slice(None)
+                    return self._result(theta, point, "degenerate", unknown, np.nan)
                 share = (point.meeting_time < 0).mean()
                 raise UnmetError(
                     f"estimate: {share:.1%} of the pairs did not meet in {max_sweeps} "

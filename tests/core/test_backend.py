@@ -157,8 +157,8 @@ def test_many_exact_states_are_multiplied_in_bfloat16(on_gpu: None) -> None:
     exact = STATES["v"].astype(float) @ np.asarray(params["v:h"], float) + 0.3
     assert is_split(natural, params, STATES)
     np.testing.assert_allclose(natural(params, STATES), exact, rtol=2e-7)
-    few = {"v": STATES["v"][:767]}
-    assert not is_split(natural, params, few)
+    fewer_rows = {"v": STATES["v"][:767]}
+    assert not is_split(natural, params, fewer_rows)
     with jax.default_matmul_precision("float32"):
         assert not is_split(natural, params, STATES)
     spins = {"h": np.resize([-1.0, 1, 1], (768, 4)).astype(np.float32)}

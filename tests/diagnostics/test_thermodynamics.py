@@ -26,7 +26,7 @@ def test_every_rung_has_the_energies_and_log_z_of_enumeration():
     mcmc = run_mcmc(
         ParallelTempering(graph, BETAS), params, extra_fields=["replicas"], **options
     )
-    found = diagnostics.ladder(mcmc)
+    ladder = diagnostics.ladder(mcmc)
     coupled = params | {"v": np.zeros(4), "h": np.zeros(3)}
     free = params | {"v:h": np.zeros((4, 3))}
     states = Law(graph, params).states
@@ -42,12 +42,12 @@ def test_every_rung_has_the_energies_and_log_z_of_enumeration():
             "log_partition": np.log(weights.sum()),
         }
         for name, value in exact.items():
-            error = found[f"{name}_error"].values[:, r]
+            error = ladder[f"{name}_error"].values[:, r]
             if name != "energy" and beta == 0:
-                np.testing.assert_allclose(found[name].values[:, r], value, 1e-5)
+                np.testing.assert_allclose(ladder[name].values[:, r], value, 1e-5)
                 continue
             # stated errors are those of chains
-            z = (found[name].values[:, r] - value) / error
+            z = (ladder[name].values[:, r] - value) / error
             assert 0.8 < np.sqrt(np.mean(z**2)) < 1.25, (name, beta, z)
             assert abs(z.mean()) < 0.4
 

@@ -30,7 +30,7 @@ class Quick(BoltzmannSampler):
 @pytest.mark.nightly
 @load_sampler_bqm_tests(Quick, max_num_variables=3)
 class TestByDimod(unittest.TestCase):
-    """What dimod asks of every sampler."""
+    """The tests that dimod asks of every sampler."""
 
 
 def test_draws_have_the_boltzmann_distribution() -> None:
@@ -52,8 +52,8 @@ def test_draws_have_the_boltzmann_distribution() -> None:
     error = np.sqrt(expected * (1 - expected) / 4000)
     assert np.abs((counts / 4000 - expected) / error).max() < 3.5
     np.testing.assert_allclose(reads.record.energy, model.energies(reads))
-    again = sampler.sample(model, beta=1.5, seed=1, **options)
-    assert (again.record.sample == reads.record.sample).all()
+    repeated = sampler.sample(model, beta=1.5, seed=1, **options)
+    assert (repeated.record.sample == reads.record.sample).all()
 
 
 @pytest.mark.parametrize(

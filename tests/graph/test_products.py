@@ -66,17 +66,17 @@ def check(graph: FactorGraph, params: dict, log_weights: np.ndarray) -> None:
     log_z = np.logaddexp.reduce(log_weights)
     assert float(exact.log_partition(graph, params)) == pytest.approx(log_z, abs=1e-4)
     # log odds of the values of each unit, the others given
-    given = {"x": x[np.random.default_rng(0).permutation(len(x))[:20]]}
-    units = energy.to_units(jnp.asarray(given["x"]), family)
-    context = energy.part_context(graph, params, given, "x")
+    state = {"x": x[np.random.default_rng(0).permutation(len(x))[:20]]}
+    units = energy.to_units(jnp.asarray(state["x"]), family)
+    context = energy.part_context(graph, params, state, "x")
     place = {tuple(state): i for i, state in enumerate(x.tolist())}
     values = np.asarray(family.states())
     table = statistics(family, values)
     for part, held in enumerate(graph.splits["x"].units):
-        eta, _ = energy.natural_part(graph, params, given, units, "x", context, part)
+        eta, _ = energy.natural_part(graph, params, state, units, "x", context, part)
         eta = np.asarray(eta).reshape(20, -1, table.shape[1])
         for column, unit in enumerate(held):
-            for row, natural in zip(given["x"], eta[:, column]):
+            for row, natural in zip(state["x"], eta[:, column]):
                 states = np.tile(row, (len(values), 1))
                 states[:, unit] = values
                 expected = log_weights[[place[tuple(s)] for s in states.tolist()]]
@@ -89,10 +89,10 @@ def gradients(graph: FactorGraph, params: dict) -> dict:
 
 
 @cache
-def products(name: str, few: bool, shared: bool) -> tuple:
+def products(name: str, is_short: bool, shared: bool) -> tuple:
     """Return a graph, its params, the products ``(rows, tuples)`` and the log weights."""
     family = FAMILIES[name]
-    tuples = FEW if few else TUPLES
+    tuples = FEW if is_short else TUPLES
     graph = FactorGraph(
         {"x": family}, factors=[Bias("x"), Hyperedges("x", tuples, shared=shared)]
     )
@@ -260,8 +260,8 @@ def test_the_zero_sum_gauge_keeps_the_distribution(name: str) -> None:
     # the smallest norm: a gauge-fixed matrix is a projection
     for axis in (1, 2):
         moved = params["x:x"] + np.random.default_rng(axis).normal(size=3)
-        again = zero_sum_gauge(graph, params | {"x:x": jnp.asarray(moved, float)})
-        np.testing.assert_allclose(again["x:x"], fixed["x:x"], atol=1e-6)
+        moved_back = zero_sum_gauge(graph, params | {"x:x": jnp.asarray(moved, float)})
+        np.testing.assert_allclose(moved_back["x:x"], fixed["x:x"], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", often([Coupling, Table], Coupling))

@@ -54,8 +54,8 @@ def test_parameter_sets_have_the_draws_of_single_calls(clamped) -> None:
         for block, values in single.items():
             np.testing.assert_array_equal(draws[block][i], values)
     starts = {block: values[:, :, 0] for block, values in draws.items() if clamped}
-    again = ebmpp.sample(graph, stacked, 4, rng_key=zoo.KEY, init=draws, **options)
-    assert not starts or again["h"].shape == (3, 4, 2, 2)
+    restarted = ebmpp.sample(graph, stacked, 4, rng_key=zoo.KEY, init=draws, **options)
+    assert not starts or restarted["h"].shape == (3, 4, 2, 2)
 
 
 def test_a_second_call_with_other_params_compiles_nothing(caplog) -> None:

@@ -65,9 +65,9 @@ def test_a_generative_loss_changes_the_params() -> None:
 
 def test_copies_and_files_give_the_same_model() -> None:
     model = small().fit(X, Y)
-    again = clone(model).fit(X, Y)
+    cloned = clone(model).fit(X, Y)
     read = pickle.loads(pickle.dumps(model))
-    for other in (again, read):
+    for other in (cloned, read):
         np.testing.assert_array_equal(other.predict_proba(X), model.predict_proba(X))
 
 

@@ -115,8 +115,8 @@ def exact_mixed() -> np.ndarray:
 def exact_regression() -> np.ndarray:
     log_prob = []
     for z in Z3:
-        chosen = X[:, z == 1]
-        covariance = NOISE**2 * np.eye(12) + SLAB**2 * chosen @ chosen.T + 2.0**2
+        columns = X[:, z == 1]
+        covariance = NOISE**2 * np.eye(12) + SLAB**2 * columns @ columns.T + 2.0**2
         normal = multivariate_normal(0.5 * np.ones(12), covariance)
         log_prob.append(np.log([0.6, 0.4])[z].sum() + normal.logpdf(Y))
     return softmax(log_prob)
@@ -204,18 +204,25 @@ def test_chains_that_are_equal_stay_so_and_others_meet() -> None:
         assert_rows_law(numbers[:, None] == np.arange(8), exact_regression())
 
 
-def chosen(block: Any) -> str:
+def collapsed_sites(block: Any) -> str:
     return repr(block).partition("collapsed: ")[2]
 
 
 def test_sites_are_collapsed_where_units_are_drawn_one_by_one() -> None:
     sites = ["z", "beta", "shift"]
-    assert chosen(GibbsBlock.from_model(regression, sites, X, Y)) == "'beta', 'shift'"
+    assert (
+        collapsed_sites(GibbsBlock.from_model(regression, sites, X, Y))
+        == "'beta', 'shift'"
+    )
     make = lambda **options: GibbsBlock.from_model(regression, sites, X, Y, **options)
-    assert chosen(make(collapse=False)) == chosen(make(tempering=[0.5, 1.0])) == ""
-    assert chosen(make(collapse="shift")) == "'shift'"
+    assert (
+        collapsed_sites(make(collapse=False))
+        == collapsed_sites(make(tempering=[0.5, 1.0]))
+        == ""
+    )
+    assert collapsed_sites(make(collapse="shift")) == "'shift'"
     # three independent units are one layer
-    assert not chosen(GibbsBlock.from_model(mixed, ["z", "x_normal"], MIXED))
+    assert not collapsed_sites(GibbsBlock.from_model(mixed, ["z", "x_normal"], MIXED))
 
 
 def test_a_scale_is_conditioned_on() -> None:
@@ -228,7 +235,9 @@ def test_a_scale_is_conditioned_on() -> None:
 
     y = jnp.array([1.0, 1.2, 0.1, -0.2])
     sites = ["k", "mean", "precision"]
-    assert chosen(GibbsBlock.from_model(model, sites, y)) == "'mean'"
-    assert chosen(GibbsBlock.from_model(model, sites, y, collapse=["precision"]))
+    assert collapsed_sites(GibbsBlock.from_model(model, sites, y)) == "'mean'"
+    assert collapsed_sites(
+        GibbsBlock.from_model(model, sites, y, collapse=["precision"])
+    )
     with pytest.raises(IntractableError, match="'precision'.*jointly conjugate"):
         GibbsBlock.from_model(model, sites, y, collapse=["mean", "precision"])

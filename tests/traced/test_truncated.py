@@ -70,50 +70,50 @@ def shifts_and_integrals(name: str) -> tuple[Truncated, np.ndarray, np.ndarray]:
     ends = np.stack([low, high])
     if family == "Gamma":
         ends = np.sort(np.exp(ends / power), 0)
-    given = Truncated(family, power, *map(np.float32, (a, n, *ends)))
-    peak = np.asarray(given.peak, float)
-    low, high = np.sort(np.asarray(given.ends, float), 0)
+    truncated = Truncated(family, power, *map(np.float32, (a, n, *ends)))
+    peak = np.asarray(truncated.peak, float)
+    low, high = np.sort(np.asarray(truncated.ends, float), 0)
     # of a scale that the density leaves, from both sides of the mode
     steps = np.geomspace(1e-9, 1e4, 100_001)[:, None]
     steps = np.concatenate([-steps[::-1], 0 * steps[:1], steps])
-    width = np.asarray(given.integral, float)
+    width = np.asarray(truncated.integral, float)
     shift = np.clip(steps * width, low, high)
     growth = shift * (peak + shift / 2)
     if family == "Gamma":
         growth = np.exp(peak) * np.expm1(np.minimum(shift, 500.0))
-    return given, shift, np.exp(a * shift - n * growth)
+    return truncated, shift, np.exp(a * shift - n * growth)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_draws_and_densities_match_quadrature(name: str) -> None:
-    given, shift, density = shifts_and_integrals(name)
+    truncated, shift, density = shifts_and_integrals(name)
     below = cumulative_trapezoid(density, shift, axis=0, initial=0)
-    np.testing.assert_allclose(given.integral, below[-1], rtol=2e-5)
+    np.testing.assert_allclose(truncated.integral, below[-1], rtol=2e-5)
 
     @jax.jit
     def draw(key: Any) -> Any:
-        x = given.sample(key, (NUM_DRAWS,))
-        return x, given.log_prob(x)
+        x = truncated.sample(key, (NUM_DRAWS,))
+        return x, truncated.log_prob(x)
 
     x, log_prob = map(np.asarray, draw(jax.random.key(1)))
-    low, high = map(np.asarray, given.bounds)
+    low, high = map(np.asarray, truncated.bounds)
     assert (low <= x).all()
     assert (x <= high).all()
-    t = x if given.family == "Gaussian" else given.power * np.log(x)
-    drawn = t - np.asarray(given.peak)
+    t = x if truncated.family == "Gaussian" else truncated.power * np.log(x)
+    drawn = t - np.asarray(truncated.peak)
     for i in range(shift.shape[1]):
         cdf = np.interp(drawn[:, i], shift[:, i], below[:, i] / below[-1, i])
         assert_rows_law(cdf[:, None] ** [1, 2, 8], np.array([1 / 2, 1 / 3, 1 / 9]), 45)
         expected = np.interp(drawn[:, i], shift[:, i], density[:, i]) / below[-1, i]
-        if given.family == "Gamma":
-            expected = expected * abs(given.power) / x[:, i]
+        if truncated.family == "Gamma":
+            expected = expected * abs(truncated.power) / x[:, i]
         np.testing.assert_allclose(log_prob[:, i], np.log(expected), atol=5e-3)
 
 
 def test_improper_densities_are_nan() -> None:
     a, n = np.float32([0.0, -1.0, 1.0, 1.0]), np.float32([1.0, 1.0, 0.0, -1.0])
-    given = Truncated("Gamma", 1, a, n, 0.0, INF)
-    assert np.isnan(jax.jit(given.sample)(jax.random.key(0))).all()
+    truncated = Truncated("Gamma", 1, a, n, 0.0, INF)
+    assert np.isnan(jax.jit(truncated.sample)(jax.random.key(0))).all()
 
 
 def test_coupled_draws_have_their_marginals_and_overlap() -> None:

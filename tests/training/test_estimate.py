@@ -217,12 +217,12 @@ def test_weights_are_numbers_of_networks() -> None:
     graph = network(4)
     weighted = ebmpp.estimate(graph, networks, rng_key=KEY, weights=[3, 2, 1])
     repeated = ebmpp.estimate(graph, networks[[0, 0, 0, 1, 1, 2]], rng_key=KEY)
-    one = ebmpp.estimate(graph, networks, rng_key=KEY)
+    equal = ebmpp.estimate(graph, networks, rng_key=KEY)
     np.testing.assert_allclose(
         vector(weighted.params), vector(repeated.params), atol=1e-4
     )
     np.testing.assert_allclose(weighted.covariance, repeated.covariance, rtol=1e-3)
-    assert np.abs(vector(one.params) - vector(weighted.params)).max() > 0.1
+    assert np.abs(vector(equal.params) - vector(weighted.params)).max() > 0.1
 
 
 def test_extremes_name_the_params_without_a_maximum() -> None:
