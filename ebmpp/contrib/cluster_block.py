@@ -37,8 +37,8 @@ import jax.numpy as jnp
 from ebmpp.core import random
 from ebmpp.core.types import SiteArrays
 from ebmpp.errors import ArgumentError, IntractableError
+from ebmpp.graph.coloring import color_units
 from ebmpp.graph.factors import pairwise
-from ebmpp.graph.factors.coloring import color_units
 from ebmpp.moves.clusters import components
 from ebmpp.ppl import ModelBlock
 from ebmpp.traced.block import SiteValues

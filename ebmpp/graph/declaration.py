@@ -20,8 +20,8 @@ from ebmpp.core import Eta, Schedule, State, backend, checks, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.families.family import Families
+from ebmpp.graph.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors import Factor, lateral
-from ebmpp.graph.factors.coloring import SplitBlock, color, split_blocks
 from ebmpp.graph.factors.factor import call_cached
 from ebmpp.graph.factors.probe import check_values, probe
 

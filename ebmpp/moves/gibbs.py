@@ -34,7 +34,7 @@ from ebmpp.families.family import (
     split_words,
 )
 from ebmpp.graph import FactorGraph, energy
-from ebmpp.graph.factors.coloring import SplitBlock
+from ebmpp.graph.coloring import SplitBlock
 from ebmpp.graph.factors.shifts import pack, unpack
 from ebmpp.moves.couplings import PartIndex
 from ebmpp.moves.target import Target

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ebmpp.core import Rows, SiteArrays, checks, random
 from ebmpp.traced.block import Advanced, BlockChain, Call, Coupled
-from ebmpp.traced.sweep.maximal import maximal
+from ebmpp.traced.maximal import maximal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -137,7 +137,10 @@ class ModelInfo:
         if support == constraints.simplex:
             return ("simplex",)
         is_energy = isinstance(self.distributions[name], EnergyDistribution)
-        if is_energy or not isinstance(support, _INTERVALS):
+        is_interval = (
+            isinstance(support, _INTERVALS) and support != constraints.circular
+        )
+        if is_energy or not is_interval:
             return ()
         if np.min(self.bounds(name)[0]) < 0:
             return _KINDS[:1]

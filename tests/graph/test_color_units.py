@@ -3,7 +3,7 @@
 """Colourings of the units of a block: proper, with as few colours as networkx needs,
 and reproducible.
 
-Tests graph/factors/coloring.py.
+Tests graph/coloring.py.
 """
 
 import itertools
@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from ebmpp import Bias, FactorGraph, Pairwise, Spin
-from ebmpp.graph.factors import coloring
-from ebmpp.graph.factors.coloring import color, color_units
+from ebmpp.graph import coloring
+from ebmpp.graph.coloring import color, color_units
 
 
 @st.composite

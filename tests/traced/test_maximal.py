@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coupled draws: marginals, the probability of equal draws, conjugate sites of pairs.
 
-Tests traced/sweep/maximal.py.
+Tests traced/maximal.py.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
 from ebmpp.traced.block import Call
-from ebmpp.traced.sweep.maximal import coupled, maximal
+from ebmpp.traced.maximal import coupled, maximal
 from helpers import assert_law, assert_rows_law, nightly
 
 NUM_DRAWS = 20_000

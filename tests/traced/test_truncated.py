@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditionals restricted to the support of a prior: against quadrature, coupled, refused.
 
-Tests traced/sweep/truncated.py.
+Tests traced/truncated.py.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from ebmpp import GibbsBlock
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Call
-from ebmpp.traced.sweep.maximal import maximal
-from ebmpp.traced.sweep.truncated import Truncated
+from ebmpp.traced.maximal import maximal
+from ebmpp.traced.truncated import Truncated
 from helpers import assert_law, assert_rows_law
 
 INF = np.inf

@@ -32,11 +32,11 @@ from ebmpp.dependence.powers import LOG, LOG1M, Facts, powers_of
 from ebmpp.dependence.pullback import run_guarded
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import Coupled, SiteValues
+from ebmpp.traced.maximal import coupled, rounded
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.rows import all_in_row
-from ebmpp.traced.sweep.maximal import coupled, rounded
 from ebmpp.traced.sweep.posterior import ModelDensity, groups_of
-from ebmpp.traced.sweep.truncated import Truncated
+from ebmpp.traced.truncated import Truncated
 
 _MOST_JOINT = 1024  # units that are drawn jointly
 # folded into keys beside a site's number

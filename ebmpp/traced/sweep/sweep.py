@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ebmpp.core import SiteArrays, random, select
 from ebmpp.dependence.terms import SumOfTerms
 from ebmpp.errors import IntractableError
-from ebmpp.graph.factors.coloring import color_units
+from ebmpp.graph.coloring import color_units
 from ebmpp.moves.forests import forest_layers
 from ebmpp.traced.block import Coupled
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import random
-from ebmpp.traced.sweep.maximal import rounded
+from ebmpp.traced.maximal import rounded
 
 _BOUND = 2 * math.exp(-0.5) * 1.001  # of v, with room for rounding
 # by which log integrals are right to 1e-5
