@@ -144,6 +144,7 @@ def one_latent() -> tuple[FactorGraph, Any]:
         # eigenvalues of the information differ by 3e5, and it is summed in float32
         nightly(partial(machine, deep=True), None, 0.15),
         nightly(one_latent, "maximal", 0.2),
+        nightly(partial(machine, deep=False), "maximal", 0.3),
     ],
 )
 def test_latents_have_the_exact_information(
