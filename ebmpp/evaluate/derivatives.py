@@ -315,8 +315,9 @@ def expectation(
     :param method: "gibbs" for chains of Gibbs sweeps; "mixture" for proposals from a
         ``pool``, as for :class:`~ebmpp.UCD`; "particles" for chains of particle
         systems, as for :func:`~ebmpp.particle_expectation`, where Gibbs chains do not
-        meet and no block is clamped; moves, or a function that returns moves,
-        as ``coupling`` of :func:`~ebmpp.unbiased_expectation`; or "exact" for the sum
+        meet and no block is clamped (one row can be built in by
+        :func:`~ebmpp.condition`); moves, or a function that returns moves, as
+        ``coupling`` of :func:`~ebmpp.unbiased_expectation`; or "exact" for the sum
         over at most 2^20 states of the free blocks, which has derivatives of all orders.
     :param pool: rows of some blocks that resemble draws of the model, for "mixture".
     :param max_sweeps: stop a pair that has not met after so many sweeps, or particle
@@ -372,7 +373,10 @@ def expectation(
         is_particles = method == "particles"
         if is_particles and clamped:
             raise checks.state_error(
-                "expectation: clamped", 'empty for "particles"', [*clamped]
+                "expectation: clamped",
+                'empty for "particles"',
+                [*clamped],
+                hint="For one row, pass the graph ebmpp.condition(graph, ...).",
             )
         coupling = None if method == "gibbs" else method
         moves = () if is_particles else resolve_moves(graph, coupling, target.clamped)
