@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from ebmpp import GibbsBlock
 from ebmpp.errors import IntractableError
+from ebmpp.traced.sweep import sweep
 from helpers import assert_rows_law, nightly
 
 RNG = np.random.default_rng(0)
@@ -144,9 +145,22 @@ def assert_invariant(model: Any, args: tuple, exact: np.ndarray, **options: Any)
     return after.z
 
 
-def test_the_sequential_density_is_the_regressions_evidence() -> None:
+@pytest.fixture
+def is_sequential(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``sequential=True`` draw three units sequentially, as it draws nine or more."""
+    monkeypatch.setattr(sweep, "_FEW_LAYERS", 2)
+
+
+def test_a_draw_by_layers_is_from_the_regressions_evidence() -> None:
     sites = ["z", "beta", "shift"]
-    drawn = assert_invariant(regression, (sites, X, Y), exact_regression())
+    assert_invariant(regression, (sites, X, Y), exact_regression())
+
+
+def test_two_passes_draw_from_the_regressions_evidence(is_sequential: None) -> None:
+    sites = ["z", "beta", "shift"]
+    drawn = assert_invariant(
+        regression, (sites, X, Y), exact_regression(), sequential=True
+    )
     # the coefficients are drawn given all of z, jointly with the shift
     z, beta, shift = (drawn[name] for name in sites)
     rows = (z == [1, 1, 0]).all(1)
@@ -169,17 +183,19 @@ def test_the_units_density_is_the_evidence_of_every_family() -> None:
     ("model", "args"), [(regression, (X, Y)), nightly(mixed, (MIXED,))]
 )
 def test_the_change_of_both_is_that_of_the_joint_density(
-    model: Any, args: tuple
+    model: Any, args: tuple, is_sequential: None
 ) -> None:
     trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args)
     sites = [name for name, site in trace.items() if not site["is_observed"]]
-    block = GibbsBlock.from_model(model, sites, *args, collapse=True)
+    block = GibbsBlock.from_model(model, sites, *args, sequential=True, collapse=True)
     block.verify(model, *args)
     assert "collapsed: " in repr(pickle.loads(pickle.dumps(block)))
 
 
-def test_chains_that_are_equal_stay_so_and_others_meet() -> None:
-    block = GibbsBlock.from_model(regression, ["z", "beta", "shift"], X, Y)
+def test_chains_that_are_equal_stay_so_and_others_meet(is_sequential: None) -> None:
+    sites = ["z", "beta", "shift"]
+    block = GibbsBlock.from_model(regression, sites, X, Y, sequential=True)
+    assert block.drawn.drawn.num_passes == 2
     call = Call({}, (X, Y), {})
     rows = np.random.default_rng(2).integers(8, size=(2, 2000))
     first, second = (with_z(block, Z3[numbers]) for numbers in rows)

@@ -248,6 +248,7 @@ class Conditionals(ABC):
             before = present.at[units].get(mode="clip")
             after = jnp.where(is_possible, uniforms, -1).argmax(1)
             moves = (units < self.size) & (after != before) & is_possible.any(1)
+            moves &= number < self.num_layers  # in the first of several passes
 
             def at(numbers):
                 return jnp.take_along_axis(rows, numbers[:, None], 1)[:, 0]

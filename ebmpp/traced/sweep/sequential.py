@@ -59,13 +59,15 @@ class Sequential(Conditionals):
     :param posterior: the log density.
     """
 
+    #: passes over the units of each site in a draw
+    num_passes = 1
+
     def __init__(self, posterior: ModelDensity) -> None:
         program = posterior.program
         size = sum(map(program.size, program.sites.values()))
         super().__init__(posterior, np.arange(size))
         self.before, self.sums = affine_part(program)
-        num_sums = sum(map(program.size, self.sums))
-        if size * num_sums > _MOST_SHARES:
+        if size * sum(map(program.size, self.sums)) > _MOST_SHARES:
             self.before = []
             self.sums = []
         repeated = filter(program.dependent, program.equations)
@@ -80,25 +82,28 @@ class Sequential(Conditionals):
         carry: Array,
         backward: bool = False,
     ) -> Visited:
-        starts = [self._start(*chain) for chain in chains]
-        states, fixed = zip(*starts)
+        states, fixed = zip(*(self._start(*chain) for chain in chains))
         loop = states, carry
 
         def visit_unit(name, i, loop):
             states, carry = loop
             start, stop = self.spans[name]
+            number, i = jnp.divmod(i, stop - start)  # of passes, and within one
             unit = stop - 1 - i if backward else start + i
             visits = [
                 self._visit_unit(*chain, name, unit) for chain in zip(states, fixed)
             ]
             logits, takes = zip(*visits)
-            choices, carry = fn(unit, unit[None], logits, carry)
+            # each pass draws from other random words
+            layer = unit + number * self.size
+            choices, carry = fn(layer, unit[None], logits, carry)
             states = [take(*choice) for take, choice in zip(takes, choices)]
             return tuple(states), carry
 
         for name in reversed(self.spans) if backward else self.spans:
             start, stop = self.spans[name]
-            loop = lax.fori_loop(0, stop - start, partial(visit_unit, name), loop)
+            count = self.num_passes * (stop - start)
+            loop = lax.fori_loop(0, count, partial(visit_unit, name), loop)
         states, carry = loop
         return [state.sites for state in states], carry
 
