@@ -14,16 +14,23 @@ Enumerated NUTS needs ``funsor``; install it beside the project.
 - ``occupancy``: salamanders at 39 places of 5 visits each; occupied share and detection
   probability.
 - ``hearts``: of the examples of BUGS, with 12 patients who are cured or not.
+- ``diabetes``: ten regressors with an indicator each; the scale of the errors, and the
+  indicator with the fewest effective draws.
+- ``classes``, ``mixture``: two latent classes and three components; sorted shares, and
+  sorted means. Both are simulated in ``speed/collapsed.py``.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 import os
 from pathlib import Path
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
+import numpy as np
 import numpyro
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 import numpyro.distributions as dist
@@ -37,9 +44,22 @@ import jax.numpy as jnp
 import ebmpp
 
 sys.path.append(str(Path(__file__).parents[1] / "published"))
+sys.path.append(str(Path(__file__).parents[1] / "speed"))
+import collapsed
 import published_data as data
 
-MODELS = ("occupancy", "hearts")
+MODELS = ("occupancy", "hearts", "diabetes", "classes", "mixture")
+
+
+class Problem(NamedTuple):
+    """A model with its data, and values of its draws."""
+
+    model: Callable[..., None]
+    args: tuple[Array, ...]
+    sites: list[str]
+    """All sites; ``z`` are discrete."""
+    values: dict[str, Callable[[dict], np.ndarray]]
+    """By name, from draws to ``(chains, draws, ...)``."""
 
 
 def occupancy(seen: Array) -> None:
@@ -61,52 +81,79 @@ def hearts(after: Array, total: Array) -> None:
         numpyro.sample("after", dist.Binomial(total, rate), obs=after)
 
 
-def problem(name: str) -> tuple[Callable[..., None], tuple[Array, ...], list[str]]:
-    """Return a model, its arguments, and its continuous sites."""
+def problem(name: str) -> Problem:
     if name == "occupancy":
         seen = jnp.asarray(data.SALAMANDERS.sum(1))
-        return occupancy, (seen,), ["occupied", "detected"]
-    args = jnp.asarray(data.HEARTS_AFTER), jnp.asarray(data.HEARTS_TOTAL)
-    return hearts, args, ["alpha", "delta"]
+        sites = ["z", "occupied", "detected"]
+        return Problem(occupancy, (seen,), sites, at_sites(sites[1:]))
+    if name == "hearts":
+        args = jnp.asarray(data.HEARTS_AFTER), jnp.asarray(data.HEARTS_TOTAL)
+        sites = ["z", "alpha", "delta"]
+        return Problem(hearts, args, sites, at_sites(sites[1:]))
+    case = collapsed.cases()[name]
+    watched = {"indicators" if name == "diabetes" else "sorted": case.watched}
+    if name == "diabetes":
+        watched["scale"] = lambda draws: draws["variance"] ** 0.5
+    args = tuple(map(jnp.asarray, case.args))
+    return Problem(case.model, args, case.sites.split(), watched)
+
+
+def at_sites(names: list[str]) -> dict[str, Callable[[dict], np.ndarray]]:
+    return {name: itemgetter(name) for name in names}
 
 
 # -- methods -------------------------------------------------------------------------
 
 
-def all_sites(model: Callable, args: tuple, continuous: list[str]) -> MCMCKernel:
-    return ebmpp.GibbsBlock.from_model(model, ["z", *continuous], *args)
+def all_sites(
+    problem: Problem, sites: list[str] | None = None, collapse: bool = False
+) -> MCMCKernel:
+    model, args, every, _ = problem
+    return ebmpp.GibbsBlock.from_model(
+        model, sites or every, *args, sequential=True, collapse=collapse
+    )
 
 
-def block_and_nuts(model: Callable, args: tuple, continuous: list[str]) -> MCMCKernel:
-    block = ebmpp.GibbsBlock.from_model(model, ["z"], *args)
-    return Gibbs([(block, ["z"]), (NUTS(model), None)])
+def collapsed_sites(problem: Problem) -> MCMCKernel:
+    return all_sites(problem, collapse=True)
 
 
-def enumerated(model: Callable, args: tuple, continuous: list[str]) -> MCMCKernel:
+def block_and_nuts(problem: Problem) -> MCMCKernel:
+    block = all_sites(problem, ["z"])
+    return Gibbs([(block, ["z"]), (NUTS(problem.model), None)])
+
+
+def enumerated(problem: Problem) -> MCMCKernel:
     marks = {"z": {"enumerate": "parallel"}}
     marked = numpyro.handlers.infer_config(
-        model, lambda site: marks.get(site["name"], {})
+        problem.model, lambda site: marks.get(site["name"], {})
     )
     return NUTS(marked)
 
 
-def on_the_sum(model: Callable, args: tuple, continuous: list[str]) -> MCMCKernel:
-    block = ebmpp.GibbsBlock.from_model(model, ["z"], *args)
-    return NUTS(block.marginal_model())
+def on_the_sum(problem: Problem) -> MCMCKernel:
+    return NUTS(all_sites(problem, ["z"]).marginal_model())
 
 
-def hmc_gibbs(model: Callable, args: tuple, continuous: list[str]) -> MCMCKernel:
-    return DiscreteHMCGibbs(NUTS(model))
+def hmc_gibbs(problem: Problem) -> MCMCKernel:
+    return DiscreteHMCGibbs(NUTS(problem.model))
 
 
 METHODS = {
     "all sites by the block": all_sites,
+    "all sites, collapsed": collapsed_sites,
     "block and NUTS": block_and_nuts,
     "enumerated NUTS": enumerated,
     "NUTS on marginal_model": on_the_sum,
     "DiscreteHMCGibbs": hmc_gibbs,
 }
-EXCLUDED = {("hearts", "all sites by the block")}  # logits are not conjugate
+#: logits are not conjugate, and indicators of a regression are not summed out
+EXCLUDED = {
+    ("hearts", "all sites by the block"),
+    ("hearts", "all sites, collapsed"),
+    ("diabetes", "enumerated NUTS"),
+    ("diabetes", "NUTS on marginal_model"),
+}
 
 
 # -- measurement ---------------------------------------------------------------------
@@ -134,11 +181,11 @@ def draws_alone(mcmc: MCMC, args: tuple) -> float:
 
 
 def measure(name: str, method: str, seed: int) -> None:
-    """Print CPU times and the worst site's effective number of draws and R-hat."""
-    model, args, continuous = problem(name)
-    jax.block_until_ready(args)
+    """Print a row for each watched value: CPU times, worst effective number and R-hat."""
+    case = problem(name)
+    jax.block_until_ready(case.args)
     start = time.process_time()
-    kernel = METHODS[method](model, args, continuous)
+    kernel = METHODS[method](case)
     mcmc = MCMC(
         kernel,
         num_warmup=500,
@@ -147,25 +194,31 @@ def measure(name: str, method: str, seed: int) -> None:
         chain_method=jax.vmap if isinstance(kernel, Gibbs) else "vectorized",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(seed), *args)
+    mcmc.run(jax.random.key(seed), *case.args)
     draws = jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
     first = time.process_time() - start
-    alone = draws_alone(mcmc, args)
-    effective = min(effective_sample_size(draws[site]) for site in continuous)
-    rhat = max(split_gelman_rubin(draws[site]) for site in continuous)
-    means = ", ".join(f"{draws[site].mean():.3f}" for site in continuous)
-    print(
-        f"| {name} | {method} | {seed} | {effective / alone:.0f} "
-        f"| {effective / first:.1f} | {effective:.0f} | {rhat:.3f} | {means} "
-        f"| {alone:.2f} | {first:.2f} |",
-        flush=True,
-    )
+    alone = draws_alone(mcmc, case.args)
+    draws = jax.tree.map(np.asarray, draws)
+    for label, watched in case.values.items():
+        values = watched(draws).astype(float)
+        values = values[..., values.std((0, 1)) > 0]
+        effective = effective_sample_size(values).min()
+        rhat = split_gelman_rubin(values).max()
+        means = " ".join(f"{mean:.3f}" for mean in np.atleast_1d(values.mean((0, 1))))
+        print(
+            f"| {name}, {label} | {method} | {seed} | {effective / alone:.0f} "
+            f"| {effective / first:.1f} | {effective:.0f} | {rhat:.3f} | {means} "
+            f"| {alone:.2f} | {first:.2f} |",
+            flush=True,
+        )
 
 
-def rows(names: list[str], seeds: int) -> Iterator[tuple[str, str, int]]:
+def rows(
+    names: list[str], methods: list[str], seeds: int
+) -> Iterator[tuple[str, str, int]]:
     for seed in range(seeds):
         for name in names or MODELS:
-            for method in METHODS:
+            for method in methods:
                 if (name, method) not in EXCLUDED:
                     yield name, method, seed
 
@@ -173,6 +226,7 @@ def rows(names: list[str], seeds: int) -> Iterator[tuple[str, str, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="models; all by default")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--row", nargs=3, metavar=("MODEL", "METHOD", "SEED"))
     options = parser.parse_args()
@@ -181,8 +235,8 @@ def main() -> None:
         measure(name, method, int(seed))
         return
     print(
-        "| model | method | seed | draws alone | first run | effective | R-hat | means "
-        "| CPU s, draws alone | CPU s, first run |\n" + "|---" * 10 + "|",
+        "| model, value | method | seed | draws alone | first run | effective | R-hat "
+        "| means | CPU s, draws alone | CPU s, first run |\n" + "|---" * 10 + "|",
         flush=True,
     )
     environment = {
@@ -190,7 +244,7 @@ def main() -> None:
         for key, value in os.environ.items()
         if key != "JAX_COMPILATION_CACHE_DIR"
     }
-    for row in rows(options.names, options.seeds):
+    for row in rows(options.names, options.methods, options.seeds):
         command = [sys.executable, __file__, "--row", *map(str, row)]
         subprocess.run(command, env=environment, check=False)
 
