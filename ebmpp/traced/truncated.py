@@ -35,8 +35,8 @@ from ebmpp.core import random
 from ebmpp.traced.maximal import rounded
 
 _BOUND = 2 * math.exp(-0.5) * 1.001  # of v, with room for rounding
-# by which log integrals are right to 1e-5
-_NODES, _WEIGHTS = np.stack(np.polynomial.legendre.leggauss(64)) / 2
+# by which log integrals are right to 1e-5; to 3e-4 where a = 0 and n < 1e-10
+_NODES, _WEIGHTS = np.stack(np.polynomial.legendre.leggauss(128)) / 2
 
 
 #: By family: the derivative of B, and its inverse.
@@ -68,6 +68,9 @@ class Truncated(dist.Distribution):
         at_peak, variance = jax.jvp(mean, (self.peak,), (jnp.ones_like(low),))
         rate = abs(self.a - self.n * at_peak) + jnp.sqrt(self.n * variance)
         rate += 1 / (high - low)
+        if family == "Gamma":  # flat up to there if a is near 0, such as for one point
+            log_scale = jnp.log((abs(self.a) + 1) / abs(self.n))
+            rate += 1 / (1 + abs(log_scale - self.peak))
         self.ends = ends - self.peak[None]
         first, last = jnp.arctan(self.ends * rate[None])
 
@@ -77,7 +80,8 @@ class Truncated(dist.Distribution):
             return jnp.exp(self._gain(tangent / rate)) * (1 + tangent**2) / rate
 
         mean_density = jnp.tensordot(_WEIGHTS, jax.vmap(density)(_NODES), 1)
-        self.integral = (last - first) * mean_density
+        integral = (last - first) * mean_density
+        self.integral = jnp.where(integral > 0, integral, jnp.nan)
         super().__init__(rate.shape)
 
     @property

@@ -309,7 +309,7 @@ def test_conditionals_do_not_depend_on_the_present_value() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("unit", [1e-9, 1e-4, 1e5, 1e9])
+@pytest.mark.parametrize("unit", [1e-9, 1e-4, 1e5, 1e7])
 def test_precision_and_variance_are_right_in_any_unit(unit: float) -> None:
     """Data and priors in other units, far from 1."""
 

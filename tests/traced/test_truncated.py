@@ -58,7 +58,12 @@ CASES: dict[str, tuple[str, int, list[tuple]]] = {
     "scale": (
         "Gamma",
         -2,
-        [(-0.5, 0.0, -9.2, INF), (4.5, 3.0, -9.2, INF), (0.5, 3.0, -INF, -1.0)],
+        [
+            (-0.5, 0.0, -9.2, INF),
+            (4.5, 3.0, -9.2, INF),
+            (0.5, 3.0, -INF, -1.0),
+            (0.0, 1e-9, -2.2, INF),  # flat over 20 units
+        ],
     ),
 }
 
