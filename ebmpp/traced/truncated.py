@@ -70,7 +70,8 @@ class Truncated(dist.Distribution):
         rate += 1 / (high - low)
         if family == "Gamma":  # flat up to there if a is near 0, such as for one point
             log_scale = jnp.log((abs(self.a) + 1) / abs(self.n))
-            rate += 1 / (1 + abs(log_scale - self.peak))
+            rise = jnp.minimum(1 / abs(self.a), self.peak - low)
+            rate += 1 / (1 + rise + abs(log_scale - self.peak))
         self.ends = ends - self.peak[None]
         first, last = jnp.arctan(self.ends * rate[None])
 
