@@ -595,9 +595,7 @@ def test_rate_of_counts_is_gamma() -> None:
     y, w = np.float32([4.0, 0.0, 2.0]), np.float32([0.5, 0.0, 3.0])
     block = GibbsBlock.from_model(model, ["rate", "unit_rate"], y, w)
     values = {"rate": np.float32(0.7), "unit_rate": np.float32([0.2, 1.3, 0.8])}
-    ask = lambda site: (lambda law: (law.concentration, law.rate))(
-        block.conditional(site, values)
-    )
+    ask = lambda site: params_of(block.conditional(site, values))
     rate, unit_rate = jax.jit(lambda: (ask("rate"), ask("unit_rate")))()
     total = values["unit_rate"].sum() + (w * values["unit_rate"]).sum()
     np.testing.assert_allclose(rate, (2 + 3 * 3 + 6, 1.5 + total), rtol=1e-5)
