@@ -4,18 +4,18 @@
 
 A file is an archive (:mod:`ebmpp.core.archive`) whose header describes the declaration.
 Nothing in it is pickled or executed. A family is made again by ``cls(**fields)``, and a
-factor by ``cls(*blocks, *pairs, name=name, **fields)``: its blocks, the pairs of units
-of each block in ``lateral``, and its other dataclass fields, with ``init`` if it has
-one. Custom factors and families are passed to :func:`load` instead. Checkpoints of a
-training run (:mod:`ebmpp.core.checkpoints`) are another format.
+factor by ``cls(*blocks, *pairs, name=name, **fields)``: its blocks, the listed pairs of
+units, and its other dataclass fields, with ``init`` if it has one. Params are the leaves
+of the trees that the factors declare. Custom factors and families are passed to
+:func:`load` instead. Checkpoints of a training run (:mod:`ebmpp.core.checkpoints`) are
+another format.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-import contextlib
 import dataclasses
 from functools import lru_cache
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import PyTree
 import numpy as np
@@ -98,7 +98,7 @@ def save(file: str | os.PathLike[str], graph: FactorGraph, params: Params) -> No
             for b, names in graph.labels.items()
         },
         "params": {
-            name: _pack_params(value, arrays)
+            name: [_store(name, leaf, arrays) for leaf in jax.tree.leaves(value)]
             for name, value in ordered_params(graph, params).items()
         },
     }
@@ -141,7 +141,6 @@ def load(
     try:
         body, stored = archive.read(data, _KIND, "the file")
         arrays = list(map(_on_device, stored))
-        params = {name: _unpack(tree, arrays) for name, tree in body["params"].items()}
         blocks = {
             b: _build_family(b, saved, families or {})
             for b, saved in body["blocks"].items()
@@ -157,10 +156,10 @@ def load(
         latent = omit(blocks, visible)
         labels = {b: _from_json(names) for b, names in body["labels"].items()}
         graph = FactorGraph(visible, latent, declared, labels=labels)
-        for name, value in params.items():
-            if isinstance(value, _Leaves):  # in the structure of the factor's params
-                structure = jax.tree.structure(graph.param_shapes[name])
-                params[name] = jax.tree.unflatten(structure, value.leaves)
+        params = {}
+        for name, numbers in body["params"].items():
+            structure = jax.tree.structure(graph.param_shapes[name])
+            params[name] = jax.tree.unflatten(structure, [arrays[i] for i in numbers])
         graph.check(params, values=False)
         for factor in graph.factors:
             description = saved_factors[factor.name]
@@ -177,53 +176,11 @@ def _on_device(array: np.ndarray) -> Numbers:
     return jnp.asarray(array) if is_held else array
 
 
-def _pack(tree: PyTree, arrays: list[np.ndarray]) -> Description:
-    """Append a tree's arrays to a list; return a description that refers to them by number."""
-    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
-        return {"dict": {key: _pack(value, arrays) for key, value in tree.items()}}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [_pack(value, arrays) for value in tree]}
-    if tree is None:
-        return {"none": None}
-    # jax arrays of keys do not convert
-    with contextlib.suppress(TypeError, ValueError):
-        array = np.asarray(tree, order="C")
-        is_number = jax.dtypes.issubdtype(array.dtype, np.number) or array.dtype == bool
-        if is_number and jax.tree_util.all_leaves([tree]):
-            arrays.append(array)
-            return {"array": len(arrays) - 1}
-    expected = "arrays of numbers in dicts with string keys, lists and tuples"
-    raise SavedFileError(f"params must be {expected}, got {checks.tell(tree)}.")
-
-
-class _Leaves(NamedTuple):
-    """Arrays of a tree whose structure a file cannot describe, such as an equinox module."""
-
-    leaves: list
-
-
-def _pack_params(tree: PyTree, arrays: list[np.ndarray]) -> Description:
-    """Append a tree's arrays to a list, as a list of leaves if it has nodes of other classes."""
-    count = len(arrays)
-    try:
-        return _pack(tree, arrays)
-    except SavedFileError:
-        del arrays[count:]
-        return {"leaves": [_pack(leaf, arrays) for leaf in jax.tree.leaves(tree)]}
-
-
-def _unpack(description: Description, arrays: list) -> PyTree:
-    ((kind, value),) = description.items()
-    if kind == "dict":
-        return {key: _unpack(inner, arrays) for key, inner in value.items()}
-    if kind == "none":
-        return None
-    if kind == "array":
-        return arrays[value]
-    items = [_unpack(inner, arrays) for inner in value]
-    if kind == "leaves":
-        return _Leaves(items)
-    return tuple(items) if kind == "tuple" else items
+def _store(name: str, value: PyTree, arrays: list[np.ndarray]) -> int:
+    """Append an array of numbers of factor ``name`` to a list; return its number there."""
+    array = checks.numbers(f"factor {name!r}: params", value, SavedFileError)
+    arrays.append(np.asarray(array, order="C"))
+    return len(arrays) - 1
 
 
 def _to_json(name: str, value: object) -> PyTree:
@@ -272,17 +229,16 @@ def _describe_factor(
         name = getattr(energy, "__qualname__", type(energy).__qualname__)
         value = _value(factor, graph.families, params[factor.name])
         return description | {"energy": name, "value": value}
-    pairs = {}
     # other pairs follow from the fields
     is_listed = isinstance(factor, Pairwise | Coupling)
-    if is_listed:
-        pairs = {b: _pack(listed.array, arrays) for b, listed in factor.lateral}
-    init = factor.init
-    if init is not None and not callable(init):
-        init = init.unflatten()
+    stored = [pairs.array for _, pairs in factor.lateral] if is_listed else []
+    init = None
+    if factor.init is not None:
+        values = factor.init if callable(factor.init) else factor.init.unflatten()
+        init = _store(factor.name, values, arrays)
     return description | {
-        "lateral": pairs,
-        "init": _pack(init, arrays),
+        "pairs": [_store(factor.name, array, arrays) for array in stored],
+        "init": init,
         "fields": _fields(factor, {*_COMMON, "units"} if is_listed else _COMMON),
     }
 
@@ -347,11 +303,10 @@ def _build_factor(
             SavedFileError,
             "Give load(..., factors=[...]) the factor as it was declared.",
         )
-    pairs = [_unpack(e, arrays) for e in description["lateral"].values()]
+    pairs = [arrays[i] for i in description["pairs"]]
     fields = {n: _from_json(v) for n, v in description["fields"].items()}
-    init = _unpack(description["init"], arrays)
-    if init is not None:
-        fields[_CLASSES[kind].init_name] = init
+    if description["init"] is not None:
+        fields[_CLASSES[kind].init_name] = arrays[description["init"]]
     return _CLASSES[kind](*blocks, *pairs, name=name, **fields)
 
 

@@ -244,8 +244,8 @@ class Factor:
         """
         if self.init is None:
             return default
-        values = Factor.init_params(self, rng_key, {})
-        shape = jnp.shape(values)
+        values = jnp.asarray(Factor.init_params(self, rng_key, {}))
+        shape = values.shape
         if shape != default.shape:
             expected = f"of shape {default.shape}"
             raise checks.declaration_error(f"{self!r}: init", expected, shape)
