@@ -34,10 +34,7 @@ from ebmpp.estimators import PCD, Estimator
 from ebmpp.graph import normalization
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
-from ebmpp.training.loop import Loop
-from ebmpp.training.observers.diagnosis import EstimatorDiagnosis, PairWatch
-from ebmpp.training.observers.progress import ProgressBar
-from ebmpp.training.steps import Stage, Stages
+from ebmpp.training import fit
 
 #: Rows of numbers, of any type that scikit-learn accepts.
 Matrix = ArrayLike | sparse.spmatrix
@@ -191,13 +188,12 @@ class HarmoniumTransformer(
         self._n_features_out = math.prod(latent.statistic_shape)
         rows = harmonium.as_units(self, values)
         self.random_state_ = check_random_state(self.random_state)
-        key = self._key()
-        self._words = np.asarray(random.key_pair(key))
+        self._seed = self._new_seed()
+        key = jax.random.key(self._seed)
         self.params_ = jax.device_get(
             harmonium.init_params(self.graph_, key, rows, weights)
         )
-        self._state = None
-        self._past = {}
+        self._fit = None
         self.history_ = xr.Dataset(coords={"step": np.arange(0)})
         self.n_iter_ = self.n_steps_ = 0
         return rows, weights
@@ -231,41 +227,28 @@ class HarmoniumTransformer(
         """Train for one pass over the rows, from the state of the last pass."""
         begin = time.monotonic()
         estimator = self.estimator or PCD(num_chains=int(self.batch_size))
-        seed = [*self._words.tolist(), self.n_iter_]
-        per_batch = estimator.steps_per_batch
-        source = harmonium.Epoch(
-            rows, weights, int(self.batch_size), seed, self.n_steps_ // per_batch
-        )
-        count = source.num_batches * per_batch
+        first = self.n_steps_ // estimator.steps_per_batch
+        seed = [self._seed, self.n_iter_]
+        source = harmonium.Epoch(rows, weights, int(self.batch_size), seed, first)
         optimizer: Any = optax.sgd if self.optimizer is None else self.optimizer
         if callable(optimizer):
             rate = 0.1 if normalization.is_bounded(self.graph_) else 0.01
             if self.learning_rate != "auto":
                 rate = float(self.learning_rate)
             optimizer = optimizer(rate)
-        stage = Stage(num_steps=count, estimator=estimator, optimizer=optimizer)
-        stages = Stages([stage], steps_before=self.n_steps_)
-        key = jnp.asarray(self._words)
-        loop = Loop(
-            self.graph_,
-            stages,
-            source,
-            key,
-            self.params_,
-            before=self.n_steps_,
-            past=self._past,
-        )
-        observers = [
-            PairWatch(loop.log, stages, self.graph_.num_units, start=0),
-            loop.guard,
-            EstimatorDiagnosis(loop.guard, source, key),
-        ]
-        bar = ProgressBar(loop.log, count, 0, is_hidden=True)
-        if self._state is None:
-            self._state = loop.begin(0, self.params_)
+        last = self._fit and dataclasses.replace(self._fit, params=self.params_)
         try:
-            state = self._state._replace(params=self.params_)
-            state = loop.run(0, state, observers, bar)
+            self._fit = fit(
+                self.graph_,
+                source,
+                params=None if last else self.params_,
+                start=last,
+                estimator=estimator,
+                optimizer=optimizer,
+                epochs=1,
+                rng_key=jax.random.key(self._seed),
+                progress_bar=False,
+            )
         except DivergenceError as error:
             error.add_note(
                 f"{type(self).__name__}: this was epoch {self.n_iter_ + 1}. Lower "
@@ -273,14 +256,12 @@ class HarmoniumTransformer(
                 "epoch."
             )
             raise
-        end = self.n_steps_ + count
-        metrics = loop.log.dataset().assign_coords(step=np.arange(self.n_steps_, end))
-        self._past = loop.columns(0, count)
+        steps = np.arange(self.n_steps_, self._fit.num_steps)
+        metrics = self._fit.history.assign_coords(step=steps)
         parts = [self.history_, metrics] if self.n_steps_ else [metrics]
         self.history_ = xr.concat(parts, "step")
-        self._state = jax.device_get(state)
-        self.params_ = self._state.params
-        self.n_steps_ = end
+        self.params_ = jax.device_get(self._fit.params)
+        self.n_steps_ = self._fit.num_steps
         self.n_iter_ += 1
         if self.verbose:
             seconds = time.monotonic() - begin
@@ -438,4 +419,7 @@ class HarmoniumTransformer(
         return harmonium.by_chunks(partial(fn, self.graph_, params), rows)
 
     def _key(self) -> Array:
-        return jax.random.key(self.random_state_.randint(np.iinfo(np.int32).max))
+        return jax.random.key(self._new_seed())
+
+    def _new_seed(self) -> int:
+        return self.random_state_.randint(np.iinfo(np.int32).max)

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import math
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from ebmpp.core.archive import digest
 from ebmpp.errors import StateError
 from ebmpp.graph import FactorGraph, Observed, tables
 
-#: Rows, batches of rows, or a function that returns these.
-TrainingData = StateLike | Iterable[StateLike] | Callable[[], Iterable[StateLike]]
 RowWeights = np.ndarray | None
 T = TypeVar("T")
 
@@ -72,6 +70,7 @@ class Selection(NamedTuple):
         return tables.Table(self.rows, self.known, (num_rows(self.rows),))
 
 
+@runtime_checkable
 class BatchSource(Protocol):
     """Batches of rows, by number."""
 
@@ -96,6 +95,12 @@ class BatchSource(Protocol):
         return {}
 
 
+#: Rows, batches of rows, a function that returns these, or a source of them.
+TrainingData = (
+    StateLike | Iterable[StateLike] | Callable[[], Iterable[StateLike]] | BatchSource
+)
+
+
 def chunk_size(batch: Selection) -> int:
     """Return how many steps with such batches fit into one program.
 
@@ -118,6 +123,8 @@ def as_source(
 
     :param rng_key: determines the order of the rows.
     """
+    if isinstance(data, BatchSource):
+        return data
     key = random.key_pair(rng_key)
     count = sharding.processes()
     if count == 1:
