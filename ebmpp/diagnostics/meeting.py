@@ -26,6 +26,7 @@ PairPaths = Float[np.ndarray, "pairs sweeps"]
 Sweeps = Real[np.ndarray, "t"]
 Curve = Float[np.ndarray, "t"]
 
+_BAND = (0.025, 0.975)  # quantiles
 _MAX_COMPARED = 1000  # chains whose first and last draws are compared
 
 
@@ -100,8 +101,6 @@ def tv_upper_bound(
     t: ArrayLike | None = None,
     *,
     num_bootstrap: int = 500,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> xr.Dataset:
     r"""Return upper bounds on the total variation distance to stationarity after t sweeps.
 
@@ -113,8 +112,7 @@ def tv_upper_bound(
 
     :param source: a tree with a group ``meeting``, or an estimate.
     :param t: sweeps to evaluate at; by default every sweep until the bound is 0.
-    :param num_bootstrap: bootstrap resamples of the pairs, from ``seed``, for the band.
-    :param level: pointwise coverage of the band.
+    :param num_bootstrap: bootstrap resamples of the pairs, for a pointwise band of 95 %.
     :return: a Dataset over ``t`` with ``bound``, ``lower`` and ``upper``.
     :raises ArgumentError: a source without meeting times, or a negative t.
     :warns UserWarning: if chains still resemble their starts after twice the longest
@@ -141,7 +139,7 @@ def tv_upper_bound(
         (total,) = _lagged_sums(alive[None], data.lag)
         return np.minimum(1.0, total[np.minimum(t + data.lag, end)])
 
-    return _with_band(bound, data, t, num_bootstrap, level, seed)
+    return _with_band(bound, data, t, num_bootstrap)
 
 
 def _sweeps(t: ArrayLike, least: int) -> Sweeps:
@@ -157,19 +155,15 @@ def _with_band(
     data: Meetings,
     t: np.ndarray,
     num_bootstrap: int,
-    level: float,
-    seed: int,
 ) -> xr.Dataset:
     """Return the bound of all pairs, with a band from bootstrap resamples of them."""
     pairs = len(data.times)
-    generator = np.random.default_rng(checks.count("seed", seed, least=0))
+    generator = np.random.default_rng(0)
     num_bootstrap = checks.count("num_bootstrap", num_bootstrap)
-    tail = (1 - checks.number("level", level, above=0, below=1)) / 2
     samples = [
         bound(generator.integers(pairs, size=pairs)) for _ in range(num_bootstrap)
     ]
-    ends = [tail, 1 - tail]
-    lower, upper = np.quantile(np.array(samples), ends, axis=0, method="nearest")
+    lower, upper = np.quantile(np.array(samples), _BAND, axis=0, method="nearest")
     columns = {
         "bound": ("t", bound(np.arange(pairs))),
         "lower": ("t", lower),
@@ -192,8 +186,6 @@ def wasserstein_upper_bound(
     t: ArrayLike | None = None,
     *,
     num_bootstrap: int = 500,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> xr.Dataset:
     r"""Return upper bounds on the 1-Wasserstein distance to stationarity after t sweeps.
 
@@ -229,9 +221,7 @@ def wasserstein_upper_bound(
     sums = np.where(t + lag <= last, total[:, sweep - first], 0.0)
     sums[~data.met] = np.inf
 
-    return _with_band(
-        lambda index: sums[index].mean(0), data, t, num_bootstrap, level, seed
-    )
+    return _with_band(lambda index: sums[index].mean(0), data, t, num_bootstrap)
 
 
 def _distances(source: MeetingSource) -> tuple[Sweeps, PairPaths]:

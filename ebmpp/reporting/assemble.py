@@ -72,7 +72,6 @@ def report(
     held_out: StateLike | None = None,
     file: str | os.PathLike[str] | None = None,
     budget: str | Budget = "quick",
-    image_shape: samples.ImageShape = None,
     history: object = None,
     title: str = "Report on an energy-based model",
 ) -> Report:
@@ -86,7 +85,8 @@ def report(
     samples and filters; and, for a fit, its history. The page names each result that
     cannot be computed for the model, with the reason. Needs the extra ``plots``.
 
-    :param data: training rows.
+    :param data: training rows. Visible blocks of two axes, or of a square number of
+        units, are shown as images.
     :param rng_key: a jax key, which determines all numbers except times.
     :param held_out: rows that were not used for training.
     :param file: file to write, atomically, such as "report.html". None, the default,
@@ -94,12 +94,9 @@ def report(
         the disk fails, a warning says so.
     :param budget: "quick" (about a minute for 784x500 units on two cores), "thorough",
         or a :class:`ebmpp.reporting.Budget`.
-    :param image_shape: ``(height, width)`` of the visible blocks, or a dict of them by
-        block. By default blocks with a square number of units are shown as square
-        images.
     :param history: a fit, or its history.
     :raises ParameterError: params that do not fit.
-    :raises StateError: data or an image shape that does not fit.
+    :raises StateError: data that do not fit.
     :raises ArgumentError: an unknown ``budget``, a graph or key of another type, or a
         call under ``jit``.
 
@@ -133,7 +130,6 @@ def report(
         file = checks.output_file("report: file", file)
     checks.instance("report: title", title, str, "a string")
     dataset = None if history is None else panels("report: history", history)[0]
-    shapes = samples.image_shapes(graph, image_shape)
     sets = {"train": data}
     if held_out is not None:
         sets["held out"] = held_out
@@ -143,7 +139,7 @@ def report(
         inputs[name] = tables.as_table(graph, values, "the report")
         rows[name] = check_rows(graph, inputs[name], budget.rows, seed)
     subject = Subject(
-        graph, params, rows, budget, rng_key, shapes, inputs["train"].batch[0], dataset
+        graph, params, rows, budget, rng_key, inputs["train"].batch[0], dataset
     )
     sections = []
     missing = []

@@ -12,12 +12,12 @@ import pandas as pd
 
 import jax.numpy as jnp
 
-from ebmpp.core import Numbers, checks, statistics
+from ebmpp.core import Numbers, statistics
 from ebmpp.diagnostics.plots import plot_units
 from ebmpp.diagnostics.style import COLORS, INK, grid, tidy
 from ebmpp.evaluate.activity import conditional_moments, exact_moments
 from ebmpp.families.family import Families, Family
-from ebmpp.graph import FactorGraph, energy
+from ebmpp.graph import energy
 from ebmpp.reporting.page import Section
 from ebmpp.reporting.subject import SamplerRun, Subject, spread_draws
 
@@ -31,9 +31,6 @@ _PER_CHAIN = 3
 _COLUMNS = 10
 _FILTERS = 64
 _MIN_SIDE = 3  # of a square image
-
-#: Height and width of all visible blocks, or by block.
-ImageShape = tuple[int, int] | Mapping[str, tuple[int, int]] | None
 
 
 def moments(section: Section, subject: Subject) -> None:
@@ -204,43 +201,23 @@ def _draw(groups: dict[str, pd.DataFrame]) -> "Figure":
     return figure
 
 
-def image_shapes(
-    graph: FactorGraph, image_shape: ImageShape
-) -> dict[str, tuple[int, int]]:
-    """Return the height and width of the visible blocks that are images.
-
-    By default these are the squares of at least 3x3 units.
-    """
-    shapes = image_shape or {}
-    if not isinstance(shapes, Mapping):
-        shapes = dict.fromkeys(graph.visible, shapes)
-    shapes = dict(shapes)
-    sizes = {b: family.size for b, family in graph.visible.items()}
-    for b, shape in shapes.items():
-        if len(shape) != 2 or math.prod(shape) != sizes.get(b):
-            raise checks.state_error(
-                "image_shape",
-                f"(height, width) of visible blocks, {sizes} units",
-                {b: shape},
-            )
-    for b, family in graph.visible.items():
-        side = math.isqrt(family.size)
-        if len(family.shape) == 2:
-            shapes.setdefault(b, family.shape)
-        elif side**2 == family.size and side >= _MIN_SIDE:
-            shapes.setdefault(b, (side, side))
-    return {b: tuple(shapes[b]) for b in graph.visible if b in shapes}
+def _image_shape(family: Family) -> tuple[int, int] | None:
+    """Return the height and width of a block of two axes, or of a square of 3x3 or more units."""
+    if len(family.shape) == 2:
+        height, width = family.shape
+        return height, width
+    side = math.isqrt(family.size)
+    return (side, side) if side**2 == family.size and side >= _MIN_SIDE else None
 
 
 def pictures(section: Section, subject: Subject) -> None:
     """Show rows, samples and filters of the blocks that are images."""
-    others = [b for b in subject.graph.visible if b not in subject.image_shapes]
-    if others:
-        section.missing(
-            f"pictures of {others}",
-            "Their numbers of units are not squares; give image_shape=(height, width).",
-        )
-    for b, shape in subject.image_shapes.items():
+    for b, family in subject.graph.visible.items():
+        shape = _image_shape(family)
+        if shape is None:
+            advice = "Declare the block with shape (height, width) if it is an image."
+            section.missing(f"pictures of {b}", advice)
+            continue
         _sample_pictures(section, subject, b, shape)
         _filter_pictures(section, subject, b, shape)
 

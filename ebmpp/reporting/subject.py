@@ -82,7 +82,6 @@ class Subject:
 
     :param data: rows of the visible blocks by name of the data set; the first is the
         training set.
-    :param image_shapes: height and width of the visible blocks that are images.
     :param num_train: number of all training rows, of which ``data`` holds a subset.
     """
 
@@ -91,7 +90,6 @@ class Subject:
     data: Mapping[str, State]
     budget: Budget
     rng_key: Array
-    image_shapes: Mapping[str, tuple[int, int]]
     num_train: int
     history: xr.Dataset | None = None
 

@@ -231,7 +231,6 @@ def test_unmet_pairs_do_not_count_in_the_quantiles(monkeypatch):
     ("options", "error", "message"),
     [
         ({"budget": "slow"}, ValueError, "budget.*'slow'"),
-        ({"image_shape": (2, 2)}, StateError, "'v': 9"),
         ({"held_out": DATA[:, :4]}, StateError, "'v'"),
         ({"data": DATA + 3}, StateError, "values"),
         ({"params": {"v": np.zeros(9)}}, ParameterError, "'h'"),

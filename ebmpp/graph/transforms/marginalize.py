@@ -48,19 +48,13 @@ Blocks = str | Iterable[str]
 
 
 @overload
-def marginalize(
-    graph: FactorGraph, blocks: Blocks, *, name: str | None = None
-) -> FactorGraph: ...
+def marginalize(graph: FactorGraph, blocks: Blocks) -> FactorGraph: ...
 @overload
 def marginalize(
-    graph: FactorGraph, blocks: Blocks, *, params: Params, name: str | None = None
+    graph: FactorGraph, blocks: Blocks, *, params: Params
 ) -> WithParams: ...
 def marginalize(
-    graph: FactorGraph,
-    blocks: Blocks,
-    *,
-    params: Params | None = None,
-    name: str | None = None,
+    graph: FactorGraph, blocks: Blocks, *, params: Params | None = None
 ) -> FactorGraph | WithParams:
     """Return the exact marginal distribution of the other blocks as a graph.
 
@@ -79,7 +73,6 @@ def marginalize(
 
     :param blocks: a name, or several in the order in which they are summed out.
     :param params: of ``graph``.
-    :param name: name of the new factor, if one block is summed out.
     :return: the graph of the rest, and its params if ``params`` is given.
     :raises StateError: for an unknown block.
     :raises IntractableError: if the rest is no such graph, or the table is too large.
@@ -95,24 +88,21 @@ def marginalize(
     (Factor('a', 'b', name='h'),)
     """
     names = states.check_names(blocks, graph.families)
-    if set(names) == set(graph.families) or name is not None and len(names) != 1:
-        raise checks.declaration_error(
-            "marginalize: blocks",
-            "names that leave a block, and one block where name is given",
-            names,
-        )
+    if set(names) == set(graph.families):
+        expected = "names that leave a block"
+        raise checks.declaration_error("marginalize: blocks", expected, names)
     for block in names:
         absorbed = [f.name for f in graph.factors if block in f.blocks]
         current = None if params is None else states.ordered_params(graph, params)
         with sharding.eager():
-            graph = _without(graph, block, block if name is None else name)
+            graph = _without(graph, block)
         if current is not None:
             params = omit(current, absorbed)
             params[graph.factors[-1].name] = select(current, absorbed)
     return graph if params is None else (graph, params)
 
 
-def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
+def _without(graph: FactorGraph, block: str) -> FactorGraph:
     if block in graph.evaluated:
         raise IntractableError(
             f"marginalize: block {block!r} is in a factor with affine=False or impossible "
@@ -137,7 +127,7 @@ def _without(graph: FactorGraph, block: str, name: str) -> FactorGraph:
     summed = SummedOut(local, block, near, tables)
     _verify(summed)
     factor = Factor(
-        *(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=name
+        *(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=block
     )
     parts = {b: unchanged(b, f) for b, f in rest.items()}
     others = [f for f in graph.factors if f not in factors]
