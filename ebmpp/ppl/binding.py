@@ -171,21 +171,19 @@ class Binding:
         }
 
     def split(self, values: Rows) -> Blocks:
-        """Return the blocks that the sites hold, with the sites' leading axes."""
-        blocks = {}
+        """Return blocks with the sites' leading axes, and rows of those latents in ``values``."""
+        blocks = {b: values[b] for b in self.latents if b in values}
         for site, layout in self.layouts.items():
             blocks |= layout.split(values[site])
         return blocks
 
     def to_rows(self, values: Rows, graph: BoundGraph) -> Blocks:
         """Return every block as rows, from the sites and those latents that ``values`` has."""
-        families = self.graph.families
-
-        def as_rows(b, v):
-            return v.reshape(-1, *families[b].shape).astype(families[b].dtype)
-
-        x = {b: as_rows(b, v) for b, v in self.split(values).items()}
-        return x | {b: values[b] for b in self.latents if b in values} | graph.clamped
+        rows = {}
+        for b, v in self.split(values).items():
+            family = self.graph.families[b]
+            rows[b] = v.reshape(-1, *family.shape).astype(family.dtype)
+        return rows | graph.clamped
 
     def to_sites(self, x: Rows, template: Rows, batch: tuple[int, ...]) -> SiteArrays:
         """Return the sites' values, of the dtypes of ``template``."""

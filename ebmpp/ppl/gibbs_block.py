@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Rows, SiteArrays, at_index, checks, random, select
+from ebmpp.core import Rows, SiteArrays, at_index, checks, random, select
 from ebmpp.errors import IntractableError, StateError
 from ebmpp.families.values import check_values
 from ebmpp.graph import FactorGraph, energy, states
@@ -448,18 +448,14 @@ class GraphBlock(GibbsBlock):
         new = new._replace(z=checked(self._check_values, new.z))
         return self._first(new, rng_key)
 
-    def _blocks(self, values: Rows) -> Blocks:
-        latents = {b: values[b] for b in self.latents if b in values}
-        return self.binding.split(values) | latents
-
     def _check_values(self, values: Rows) -> None:
-        for b, v in self._blocks(values).items():
+        for b, v in self.binding.split(values).items():
             check_values(b, self.graph.families[b], v)
 
     def is_in_support(self, values: Rows) -> Array:
         """Return True if the values of all blocks are in their families' support."""
         families = self.graph.families
-        blocks = self._blocks(values).items()
+        blocks = self.binding.split(values).items()
         return jnp.stack([families[b].in_support(v).all() for b, v in blocks]).all()
 
     def get_diagnostics_str(self, state: BlockState) -> str:

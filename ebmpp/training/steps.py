@@ -325,12 +325,15 @@ class _Update(NamedTuple):
 def _update(
     optimizer: Callable[..., PyTree], gradient: Params, state: TrainState
 ) -> _Update:
+    def zero(g, p):
+        # Zero times what is not finite is nan: a sum takes one pass, a test of each
+        # number several.
+        return jnp.sum(0 * g + 0 * p)
+
     def apply(gradient):
         updates, moved = optimizer(gradient, state.optimizer, state.params)
         proposed = optax.apply_updates(state.params, updates)
-        # Zero times what is not finite is nan: a sum takes one pass, a test of each
-        # number several.
-        zeros = jax.tree.map(lambda g, p: jnp.sum(0 * g + 0 * p), gradient, proposed)
+        zeros = jax.tree.map(zero, gradient, proposed)
         ok = state.ok & jnp.isfinite(sum(jax.tree.leaves(zeros)))
         # The optimiser's state is not restored: training stops, and no checkpoint keeps
         # a failed step.

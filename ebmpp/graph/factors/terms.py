@@ -269,7 +269,8 @@ class Whole(Terms):
 
         units = inputs[block].reshape(self.split.family.size, -1)
         is_wide = units.size < sum(map(self.traced.program.size, self._sums))
-        slopes = (jax.jacfwd if is_wide else jax.jacrev)(sums_at)(units)
+        jacobian = jax.jacfwd if is_wide else jax.jacrev
+        slopes = jacobian(sums_at)(units)
         return {s: jnp.moveaxis(v, (-2, -1), (0, 1)) for s, v in slopes.items()}
 
     @full_precision
