@@ -479,7 +479,7 @@ def anneal(
     """
     keys = random.fold_in(key, np.arange(num))
     if x is None:
-        x = draw_reference(path.graph, path.sampled, path.eta0, random.fold_in(keys, 0))
+        x = draw_reference(path, random.fold_in(keys, 0))
     x = select(x, path.sampled)
     # summed on the host in float64: ten thousand small gains would lose digits in
     # float32

@@ -45,6 +45,7 @@ from ebmpp.core import (
 )
 from ebmpp.exact.shifted import Shifted, shift_origin
 from ebmpp.graph import FactorGraph
+from ebmpp.moves import Target
 from ebmpp.moves.sweeps import MovesLike, single_moves
 
 #: A path as the user gives it.
@@ -119,7 +120,7 @@ def prepare(
     pilot = partial(
         adaptive_ladder, num=num, cess_threshold=cess_threshold, measure=measure
     )
-    chains = run_pilot(graph, model, key, moves)
+    chains = run_pilot(Target(graph, model.params), key, moves)
     start = partial(reference, graph, model, key, data, pilot=chains)
     eta0 = path.eta0 if isinstance(path, Path) else start()
     path = _as_path(name, graph, eta0, model.params, path)

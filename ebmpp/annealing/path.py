@@ -23,7 +23,7 @@ in closed form, and only the other blocks are kept. Natural parameters are affin
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from jaxtyping import Float, Int32
@@ -42,6 +42,7 @@ from ebmpp.core import (
     Scalar,
     at_index,
     is_concrete,
+    omit,
     random,
     select,
     sharding,
@@ -50,6 +51,7 @@ from ebmpp.errors import ParameterError
 from ebmpp.exact import enumeration
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.factors import zeros
+from ebmpp.graph.states import Clamped
 from ebmpp.moves import Move, Target, gibbs, gibbs_sweep, rungs
 from ebmpp.moves.rungs import Evaluation, Place, Tempering, between
 
@@ -76,6 +78,7 @@ class Path:
         share their params.
     :param num: number of knots that are used, from the first.
     :param moves: moves of a sweep at a rung; None for Gibbs draws of all layers.
+    :param fixed: one row of clamped blocks, which the models are conditioned on.
     """
 
     graph: FactorGraph = dataclasses.field(metadata={"static": True})
@@ -86,6 +89,7 @@ class Path:
     moves: tuple[Move, ...] | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
+    fixed: Clamped = dataclasses.field(default_factory=Clamped)
 
     @staticmethod
     def line(
@@ -155,11 +159,11 @@ class Path:
     @property
     def summed(self) -> tuple[str, ...]:
         """Blocks that are summed out of the weights."""
-        return summed_blocks(self.graph)
+        return summed_blocks(self.graph, tuple(self.fixed.full))
 
     @property
     def sampled(self) -> tuple[str, ...]:
-        """The other blocks."""
+        """The other blocks, which particles keep."""
         return tuple(b for b in self.graph.families if b not in self.summed)
 
     @property
@@ -241,11 +245,11 @@ class Path:
             them.
         """
         tempering = Tempering(rung.beta, self.eta0)
-        target = Target(self.graph, rung.params, tempering=tempering)
+        target = Target(self.graph, rung.params, self.fixed, tempering=tempering)
         if eta is None:
             eta = energy.natural_rows(self.graph, rung.params, x, self.summed)
         x = dict(x) | self.draw(self.summed, eta, rung.beta, random.fold_in(keys, 0))
-        moves = self.moves or gibbs_sweep(self.graph, self.summed)
+        moves = self.moves or gibbs_sweep(self.graph, (*self.summed, *target.clamped))
         for index, move in enumerate(moves, 1):
             drawn, _ = move.draw(target, x, random.fold_in(keys, index))
             x = x | drawn
@@ -262,18 +266,20 @@ def check_models(name: str, graph: FactorGraph, models: Iterable[Params]) -> Non
 
 
 @lru_cache(maxsize=32)
-def summed_blocks(graph: FactorGraph) -> tuple[str, ...]:
+def summed_blocks(graph: FactorGraph, clamped: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the independent blocks of most units to sum out of the weights; one block stays."""
-    best = list(enumeration.largest_independent(graph, graph.families))
-    if len(best) == len(graph.families):  # no two blocks interact
+    free = omit(graph.families, clamped)
+    best = list(enumeration.largest_independent(graph, free))
+    if len(best) == len(free):  # no two blocks interact
         best.remove(min(best, key=lambda b: graph.families[b].size))
     return tuple(best)
 
 
-@partial(jax.jit, static_argnames=("graph", "blocks"))
-def draw_reference(
-    graph: FactorGraph, blocks: tuple[str, ...], eta0: Eta, keys: Array
-) -> Blocks:
-    """Draw some blocks of the reference, one row per key."""
-    eta = {b: jnp.broadcast_to(eta0[b], (len(keys), *eta0[b].shape)) for b in blocks}
-    return gibbs.draw(select(graph.families, blocks), eta, keys)
+@jax.jit
+def draw_reference(path: Path, keys: Keys) -> Blocks:
+    """Draw the kept blocks of the reference, one row per key."""
+    count = len(keys)
+    free = omit(select(path.graph.families, path.sampled), path.fixed.full)
+    eta = {b: jnp.broadcast_to(e, (count, *e.shape)) for b, e in path.eta0.items()}
+    clamped = Target(path.graph, {}, path.fixed).clamped_rows(count)
+    return gibbs.draw(free, eta, keys) | clamped

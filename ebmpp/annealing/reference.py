@@ -79,7 +79,8 @@ def reference(
         return model.natural(graph, base_rates(graph, data)) | eta
     if eta.keys() == graph.families.keys():
         return eta
-    return center(graph, pilot or run_pilot(graph, model, key, moves)) | eta
+    pilot = pilot or run_pilot(Target(graph, model.params), key, moves)
+    return center(graph, pilot) | eta
 
 
 def base_rates(
@@ -114,14 +115,11 @@ class Pilot(NamedTuple):
 
 
 def run_pilot(
-    graph: FactorGraph,
-    model: Shifted,
-    key: Array,
-    moves: tuple[Move, ...] | None = None,
+    target: Target, key: Array, moves: tuple[Move, ...] | None = None
 ) -> Pilot:
     """Run the chains in whose midst a reference is."""
     keys = random.fold_in(random.fold_in(key, 4, 1), np.arange(_PILOT_CHAINS))
-    return _run_pilot(moves, Target(graph, model.params), keys)
+    return _run_pilot(moves, target, keys)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -140,7 +138,7 @@ def _run_pilot(moves: tuple[Move, ...] | None, target: Target, keys: Array) -> P
         # other values must not be impossible under the reference
         return zeros.saturate(family, eta, _MOST_CERTAIN)
 
-    return Pilot(x, {b: natural(b) for b in graph.families})
+    return Pilot(x, {b: natural(b) for b in target.free})
 
 
 @partial(jax.jit, static_argnums=0)
@@ -152,8 +150,8 @@ def center(graph: FactorGraph, pilot: Pilot, where: RowMask | None = None) -> Et
         return values.mean(0, where=mask)
 
     result = {}
-    for b, family in graph.families.items():
-        eta = pilot.eta[b]
+    for b, eta in pilot.eta.items():
+        family = graph.families[b]
         is_closed = b not in graph.nonconjugate
         means = family.mean(eta) if is_closed else family.statistics(pilot.x[b])
         result[b] = _from_mean(family, average(means), average(eta))

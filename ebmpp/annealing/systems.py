@@ -155,7 +155,7 @@ def draw_initial(path: Path, keys: IslandKeys, num: int) -> Systems:
     row_keys = random.fold_in(particle_keys(keys, num), 0)
     zero = jnp.zeros(islands)
     return Systems(
-        x=draw_reference(path.graph, path.sampled, path.eta0, row_keys),
+        x=draw_reference(path, row_keys),
         log_weights=jnp.zeros((islands, num)),
         log_z=zero,
         ancestors=jnp.tile(jnp.arange(num, dtype=jnp.int32), islands),

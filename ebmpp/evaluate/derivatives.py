@@ -19,6 +19,7 @@ that of params.
 """
 
 from collections.abc import Callable
+import dataclasses
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -32,7 +33,7 @@ import optax
 from ebmpp.annealing.ladder import find_ladder
 from ebmpp.annealing.particle_pairs import proposal, run_pair
 from ebmpp.annealing.path import Path
-from ebmpp.annealing.reference import reference
+from ebmpp.annealing.reference import center, run_pilot
 from ebmpp.core import (
     Blocks,
     Counts,
@@ -60,7 +61,6 @@ from ebmpp.coupling.expectation import NEVER, Pooled
 from ebmpp.coupling.slots import Fresh, Outcome, Window
 from ebmpp.errors import ArgumentError
 from ebmpp.exact import enumeration
-from ebmpp.exact.shifted import Shifted
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.states import Clamped
 from ebmpp.moves import Move, Pool, Target
@@ -114,10 +114,11 @@ class _Pairs(NamedTuple):
 
 
 class _Particles(NamedTuple):
-    """Settings of coupled chains of particle systems."""
+    """Settings of coupled chains of particle systems, as of :class:`_Pairs`."""
 
     graph: FactorGraph
     fn: Callable[..., PyTree]
+    num_rows: int
     num_pairs: int
     num_particles: int
     limit: int
@@ -127,24 +128,37 @@ class _Particles(NamedTuple):
     def run(
         self, inputs: _Inputs, key: Key, window: Window, sums: Accumulator
     ) -> Outcome:
-        """Run the pairs in turn, with the rungs of a pilot."""
+        """Run the pairs in turn, with the reference and rungs of a pilot for each row."""
         graph = self.graph
         params = inputs.params
-        target = Target(graph, params)
-        moves = single_moves("expectation: moves", graph, None)
-        eta0 = reference(graph, Shifted(params, {}), key, moves=moves)
-        path = Path.line(graph, eta0, params, moves)
+        moves = single_moves("expectation: moves", graph, None, inputs.clamped)
         num = self.num_particles
         ladder_key, run_key = random.fold_in(key, jnp.arange(2))
-        # as ParticleUCD's; a path of more rungs ends with a long one, without bias
-        ladder = find_ladder(path, ladder_key, num, 0.95, 1024)
+
+        def fixed_at(row):
+            return Clamped({b: v[row][None] for b, v in inputs.clamped.items()})
+
+        def path_at(row, eta0):
+            line = Path.line(graph, eta0, params, moves)
+            return dataclasses.replace(line, fixed=fixed_at(row))
+
+        def run_pilots(row):
+            pilot = run_pilot(Target(graph, params, fixed_at(row)), key, moves)
+            eta0 = center(graph, pilot)
+            # as ParticleUCD's; a path of more rungs ends with a long one, without bias
+            return eta0, find_ladder(path_at(row, eta0), ladder_key, num, 0.95, 1024)
+
+        pilots = lax.map(run_pilots, jnp.arange(self.num_rows))
+        target = Target(graph, params)
         empty = sums.init(target, 1)
 
         def run_one(total, number):
             # one sum for all pairs, or the row of this one
             jobs = jnp.full(num, 0 if sums.per_job else number)
             add_states = partial(sums.add, target, empty, jobs=jobs)
-            propose = proposal(add_states, num, path, ladder)
+            row = number // self.num_pairs
+            eta0, ladder = at_index(pilots, row)
+            propose = proposal(add_states, num, path_at(row, eta0), ladder)
             pair_key = random.fold_in(run_key, number)
             pair = run_pair(propose, pair_key, 0, 1, self.limit)
 
@@ -154,7 +168,7 @@ class _Particles(NamedTuple):
             tau = jnp.where(pair.broken, -1, pair.meeting_time)
             return jax.tree.map(add, total, pair.total), tau
 
-        count = self.num_pairs
+        count = self.num_rows * self.num_pairs
         result = lax.scan(run_one, sums.init(target, count), jnp.arange(count))
         return Outcome(*result, jnp.ones(()), None)
 
@@ -315,10 +329,9 @@ def expectation(
     :param method: "gibbs" for chains of Gibbs sweeps; "mixture" for proposals from a
         ``pool``, as for :class:`~ebmpp.UCD`; "particles" for chains of particle
         systems, as for :func:`~ebmpp.particle_expectation`, where Gibbs chains do not
-        meet and no block is clamped (one row can be built in by
-        :func:`~ebmpp.condition`); moves, or a function that returns moves, as
-        ``coupling`` of :func:`~ebmpp.unbiased_expectation`; or "exact" for the sum
-        over at most 2^20 states of the free blocks, which has derivatives of all orders.
+        meet; moves, or a function that returns moves, as ``coupling`` of
+        :func:`~ebmpp.unbiased_expectation`; or "exact" for the sum over at most 2^20
+        states of the free blocks, which has derivatives of all orders.
     :param pool: rows of some blocks that resemble draws of the model, for "mixture".
     :param max_sweeps: stop a pair that has not met after so many sweeps, or particle
         systems, at least 3. The values of its row are then nan, and so are all
@@ -330,8 +343,7 @@ def expectation(
         derivative, in which the states of the pairs would count as constants. Forward
         mode raises JAX's ``TypeError``.
     :raises IntractableError: for "exact" with too many states.
-    :raises StateError: for clamped values or a pool that do not fit the graph, and for
-        clamped blocks beside "particles".
+    :raises StateError: for clamped values or a pool that do not fit the graph.
     :raises ParameterError: for params that do not fit the graph.
 
     **References**
@@ -371,13 +383,6 @@ def expectation(
         value = _exact(target, fn)
     else:
         is_particles = method == "particles"
-        if is_particles and clamped:
-            raise checks.state_error(
-                "expectation: clamped",
-                'empty for "particles"',
-                [*clamped],
-                hint="For one row, pass the graph ebmpp.condition(graph, ...).",
-            )
         coupling = None if method == "gibbs" else method
         moves = () if is_particles else resolve_moves(graph, coupling, target.clamped)
         check_params(target, moves)
@@ -388,7 +393,7 @@ def expectation(
         fn = partial(converted) if closed else fn
         pairs = _Pairs(graph, fn, target.num_rows, num_pairs, moves, limit)
         if is_particles:
-            pairs = _Particles(graph, fn, num_pairs, size, limit)
+            pairs = _Particles(graph, fn, target.num_rows, num_pairs, size, limit)
         inputs = _Inputs(params, closed, target.clamped, target.pool)
         value = _mean(pairs, jax.tree.map(jnp.asarray, inputs), key)
     return jax.tree.map(lambda v: v.reshape(*target.batch, *v.shape[1:]), value)

@@ -574,8 +574,9 @@ def draw_chains(
     :param moves: of a sweep; by default blocked Gibbs.
     """
     graph = target.graph
-    moves = moves or gibbs_sweep(graph)
-    start = gibbs.initial_rows(graph, graph.families, random.fold_in(keys, 0))
+    moves = moves or gibbs_sweep(graph, target.clamped)
+    start = gibbs.initial_rows(graph, target.free, random.fold_in(keys, 0))
+    start |= target.clamped_rows(len(keys))
 
     def sweep_once(i, x):
         return draw_sweep(target, x, moves, random.fold_in(keys, i))[0]

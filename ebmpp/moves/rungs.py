@@ -106,7 +106,7 @@ def evaluate(
     def units(a):
         return a.reshape(len(a), -1)
 
-    products = (units(t[b]) @ reference[b].ravel() for b in t)
+    products = (units(t[b]) @ reference[b].ravel() for b in t if b in reference)
     model, eta = jax.vmap(lambda t: energy.affine(graph, params, t, summed))(t)
     return Evaluation(jnp.asarray(sum(products)), model, eta)
 

@@ -126,9 +126,9 @@ def as_moves(name: str, value: MovesLike) -> tuple[Move, ...] | None:
 
 
 def single_moves(
-    name: str, graph: FactorGraph, value: MovesLike
+    name: str, graph: FactorGraph, value: MovesLike, clamped: Iterable[str] = ()
 ) -> tuple[Move, ...] | None:
-    """Return moves of all blocks that keep the model's distribution.
+    """Return moves of all free blocks that keep the model's distribution.
 
     None stays None, but for :func:`~ebmpp.moves.informed_sweep` where Gibbs sweeps are
     costly or have no closed form. A step of ParticleUCD on the network of
@@ -137,11 +137,11 @@ def single_moves(
     """
     moves = as_moves(name, value)
     if moves is None and has_costly_sweeps(graph) and not graph.has_zeros:
-        moves = informed_sweep(graph, num_steps=LOCAL_STEPS)
+        moves = informed_sweep(graph, clamped, num_steps=LOCAL_STEPS)
     for move in moves or ():
         if not move.exact:
             raise checks.error(name, "exact", move)
-    return moves and resolve_moves(graph, moves, exact=False)
+    return moves and resolve_moves(graph, moves, clamped, exact=False)
 
 
 def _check(graph: FactorGraph, moves: Sequence[Move], free: set[str]) -> None:
