@@ -11,7 +11,7 @@ import math
 import os
 from pathlib import Path
 import sys
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 import zlib
 
 import numpy as np
@@ -77,8 +77,8 @@ def find(
 def unpacked(path: Path) -> Generator[BinaryIO]:
     """Open a file, decompressing gzip and bzip2 recognised by its first bytes.
 
-    :raises ArgumentError: from inside, for damaged compressed data, or far more than
-        such data sets hold.
+    :raises ArgumentError: for damaged compressed data, or far more than such data sets
+        hold.
     """
     with open(path, "rb") as raw:
         first = raw.read(max(map(len, _PACKED)))
@@ -88,43 +88,23 @@ def unpacked(path: Path) -> Generator[BinaryIO]:
             yield raw
             return
         kind, open_packed, damaged = _PACKED[magic]
+        most = most_unpacked(path)
         try:
             with open_packed(raw) as file:
-                yield io.BufferedReader(_Limited(cast(BinaryIO, file), path))
+                data = read_up_to(cast(BinaryIO, file), most + 1)
         except damaged as error:
             raise ArgumentError(
                 f"{path}: damaged {kind} ({error}); fetch the file again"
             ) from error
+    if len(data) > most:
+        expected = f"at most {most} bytes"
+        raise checks.error(str(path), expected, "more", hint="Unpack it to a file.")
+    yield io.BytesIO(data)
 
 
 def most_unpacked(path: Path) -> int:
     """Return the number of bytes that a packed file of this size may plausibly hold."""
     return max(_ALWAYS_ALLOWED, _MAX_RATIO * path.stat().st_size)
-
-
-class _Limited(io.RawIOBase):
-    """Unpacked bytes, at most :func:`most_unpacked`."""
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self.file = file
-        self.path = path
-        self.most = most_unpacked(path)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.file.read(len(buffer))
-        buffer[: len(data)] = data
-        size = self.file.tell()
-        if size > self.most:
-            raise checks.error(
-                str(self.path),
-                f"at most {self.most} bytes",
-                size,
-                hint="Unpack it to a file.",
-            )
-        return len(data)
 
 
 def read_up_to(file: BinaryIO, size: int) -> bytearray:
