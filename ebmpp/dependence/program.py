@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jax
-from jax import Array, lax
+from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
@@ -270,29 +270,24 @@ def _written_out(
     (sum_left, sum_right), (batch_left, batch_right) = dimensions
 
     def free(side, *fixed):
-        return [d for d in range(len(side.shape)) if d not in fixed]
+        return [d for d in range(side.ndim) if d not in fixed]
 
     left, right = sides
     free_left = free(left, *sum_left, *batch_left)
     free_right = free(right, *sum_right, *batch_right)
     num_right = math.prod(right.shape[d] for d in free_right)
-    if math.prod(left.shape) * num_right > _MOST_PRODUCTS:
+    if left.size * num_right > _MOST_PRODUCTS:
         return None
 
     def contraction(a, b):
         a = a.astype(dtype).transpose([*batch_left, *free_left, *sum_left])
         b = b.astype(dtype).transpose([*batch_right, *free_right, *sum_right])
-        product = _inner_product
-        for _ in free_right:
-            product = jax.vmap(product, (None, 0))
-        for _ in free_left:
-            product = jax.vmap(product, (0, None))
-        for _ in batch_left:
-            product = jax.vmap(product)
-        return product(a, b)
+        # (batch, free of a, free of b, summed)
+        start = len(batch_left)
+        middle = start + len(free_left)
+        stop = middle + len(free_right)
+        a = jnp.expand_dims(a, range(middle, stop))
+        b = jnp.expand_dims(b, range(start, middle))
+        return (a * b).sum(range(stop, a.ndim))
 
     return jax.make_jaxpr(contraction)(left, right)
-
-
-def _inner_product(a: Array, b: Array) -> Array:
-    return (a * b).sum()
