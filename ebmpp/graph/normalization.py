@@ -94,7 +94,6 @@ def _is_restricted(family: Family) -> bool:
         return not np.asarray(jax.jit(unit.in_domain)(eta)).all()
 
 
-@lru_cache(maxsize=256)
 def _is_unbounded(family: Family) -> bool:
     return bool(np.isinf(family.statistic_bounds).any())
 

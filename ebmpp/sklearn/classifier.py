@@ -4,7 +4,6 @@
 
 from collections.abc import Callable
 import dataclasses
-from functools import lru_cache
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -26,7 +25,6 @@ from ebmpp.sklearn import harmonium
 from ebmpp.training import fit
 
 
-@lru_cache(maxsize=32)
 def _labelled(visible: Family, num_latent: int, num_classes: int) -> FactorGraph:
     """Return the graph of rows, a label, and latents that interact with both."""
     return FactorGraph(

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 
 from ebmpp.core import Params, checks
 from ebmpp.families import Bernoulli
-from ebmpp.graph import FactorGraph
+from ebmpp.graph import FactorGraph, layered
 from ebmpp.graph.networks import terms
-from ebmpp.sklearn.harmonium import harmonium
 
 
 def from_bernoulli_rbm(machine: BernoulliRBM) -> tuple[FactorGraph, Params]:
@@ -44,7 +43,7 @@ def from_bernoulli_rbm(machine: BernoulliRBM) -> tuple[FactorGraph, Params]:
         "v:h": machine.components_.T,
     }
     params = {name: jnp.asarray(a, float) for name, a in params.items()}
-    return harmonium(Bernoulli(visible), Bernoulli(latent)), params
+    return layered(v=Bernoulli(visible), h=Bernoulli(latent)), params
 
 
 def to_bernoulli_rbm(

@@ -3,7 +3,7 @@
 """Model with one visible and one latent block, and checks of the transformer."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 import math
 from typing import Any
 import warnings
@@ -22,7 +22,7 @@ from ebmpp.core import Params, checks, random
 from ebmpp.errors import ArgumentError
 from ebmpp.families import Bernoulli, Exponential, Family, Gaussian, Poisson, Spin
 from ebmpp.families.values import describe
-from ebmpp.graph import FactorGraph, energy, initialization, layered, tables
+from ebmpp.graph import FactorGraph, energy, initialization, tables
 from ebmpp.moves import Layer, Target
 from ebmpp.training.batches import BatchSource, RowWeights, Selection
 
@@ -94,13 +94,6 @@ def warn_of_correlations(values: np.ndarray) -> None:
             "visible=functools.partial(ebmpp.Gaussian, variance='learned').",
             stacklevel=3,
         )
-
-
-# a declaration probes its factors, which takes tenths of a second
-@lru_cache(maxsize=32)
-def harmonium(visible: Family, latent: Family) -> FactorGraph:
-    """Return a graph with blocks "v" and "h", biases and a bilinear factor."""
-    return layered(v=visible, h=latent)
 
 
 @partial(jax.jit, static_argnums=0)  # one program instead of about eighty

@@ -31,7 +31,7 @@ from ebmpp import exact
 from ebmpp.core import Numbers, checks, random
 from ebmpp.errors import DivergenceError
 from ebmpp.estimators import PCD, Estimator
-from ebmpp.graph import normalization
+from ebmpp.graph import layered, normalization
 from ebmpp.moves import gibbs
 from ebmpp.sklearn import harmonium
 from ebmpp.training import fit
@@ -184,7 +184,7 @@ class HarmoniumTransformer(
             self.visible, values, weights, is_share
         )
         latent = harmonium.family_of("latent", self.latent, int(self.n_components))
-        self.graph_ = harmonium.harmonium(visible, latent)
+        self.graph_ = layered(v=visible, h=latent)
         self._n_features_out = math.prod(latent.statistic_shape)
         rows = harmonium.as_units(self, values)
         self.random_state_ = check_random_state(self.random_state)
