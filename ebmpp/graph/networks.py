@@ -20,7 +20,7 @@ from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ebmpp.core import Blocks, Params, checks
+from ebmpp.core import Blocks, Edges, Params, checks
 from ebmpp.errors import IntractableError
 from ebmpp.families import Bernoulli, Family, Spin
 from ebmpp.graph import energy
@@ -41,11 +41,13 @@ D = TypeVar("D", bound=Declaration)
 
 
 class Terms(NamedTuple):
-    """``E(x) = offset - linear . x - sum_ij weights[i, j] x[i] x[j]`` of the units x."""
+    """``E(x) = offset - linear . x - sum_ij weights_ij x[i] x[j]`` of the units x."""
 
     offset: float
     linear: Float[np.ndarray, "units"]
-    weights: Mapping[tuple[int, int], float]
+    pairs: Edges
+    """Each once, the smaller number first."""
+    weights: Float[np.ndarray, "edges"]
 
 
 def terms(graph: Declaration, params: Params) -> Terms:
@@ -66,22 +68,23 @@ def terms(graph: Declaration, params: Params) -> Terms:
         return energy.energy(graph, params, _blocks(graph, flat))
 
     value, slope = jax.jit(jax.value_and_grad(energy_at))(zero)
-    weights: dict[tuple[int, int], float] = defaultdict(float)
+    pairs = []
+    weights = []
     differentiated = []
     for factor in graph.factors:
-        pairs = _pairs(graph, factor)
+        pairs.append(_pairs(graph, factor))
+        weights.append(np.zeros(len(pairs[-1])))  # so that declared pairs are listed
         if factor.has_pair_weights:
-            values = np.asarray(factor.pair_weights(params[factor.name]))
-        else:
-            values = np.zeros(len(pairs))  # so that declared pairs are listed
-            if factor.interacts:
-                differentiated.append(factor)
-        _add(weights, pairs, values)
+            weights[-1] = np.asarray(factor.pair_weights(params[factor.name]))
+        elif factor.interacts:
+            differentiated.append(factor)
     if differentiated:
-        hessian = _second_derivatives(graph, params, differentiated)
-        i, j = np.nonzero(np.triu(hessian, 1))
-        _add(weights, zip(i.tolist(), j.tolist(), strict=True), -hessian[i, j])
-    return Terms(float(value), -np.asarray(slope), weights)
+        hessian = np.triu(_second_derivatives(graph, params, differentiated), 1)
+        pairs.append(np.argwhere(hessian))
+        weights.append(-hessian[hessian != 0])
+    distinct, number = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)
+    total = np.bincount(number.ravel(), np.concatenate(weights), len(distinct))
+    return Terms(float(value), -np.asarray(slope), distinct, total)
 
 
 def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> Blocks:
@@ -92,23 +95,12 @@ def _blocks(graph: Declaration, flat: Float[Array, "units"]) -> Blocks:
     }
 
 
-def _add(
-    weights: dict[tuple[int, int], float],
-    pairs: Iterable[tuple[int, int]],
-    values: np.ndarray,
-) -> None:
-    for pair, value in zip(pairs, values.tolist(), strict=True):
-        weights[pair] += value
-
-
-def _pairs(graph: Declaration, factor: Factor) -> list[tuple[int, int]]:
+def _pairs(graph: Declaration, factor: Factor) -> Edges:
     """Return the pairs that one factor declares within blocks, the smaller number first."""
     start = graph.unit_offsets
-    pairs: list[tuple[int, int]] = []
-    for block, edges in factor.edges(graph.families).items():
-        numbers = start[block] + np.sort(edges, axis=1)
-        pairs += [(i, j) for i, j in numbers.tolist()]
-    return pairs
+    edges = factor.edges(graph.families).items()
+    parts = [start[block] + np.sort(pairs, axis=1) for block, pairs in edges]
+    return np.concatenate([np.empty((0, 2), np.int64), *parts])
 
 
 def _second_derivatives(
@@ -156,7 +148,7 @@ def unit_network(graph: Declaration, params: Params) -> nx.Graph:
     blocks = [b for b, family in graph.families.items() for _ in range(family.size)]
     for node, block, bias in zip(nodes, blocks, model.linear.tolist(), strict=True):
         network.add_node(node, block=block, bias=bias)
-    for (i, j), weight in model.weights.items():
+    for (i, j), weight in zip(model.pairs, model.weights.tolist(), strict=True):
         network.add_edge(nodes[i], nodes[j], weight=weight)
     return network
 
@@ -215,10 +207,8 @@ def to_bqm(graph: Declaration, params: Params) -> Any:
     variables = names(graph)
     dimod = importlib.import_module("dimod")  # an extra
     linear = dict(zip(variables, (-model.linear).tolist(), strict=True))
-    quadratic = {
-        (variables[i], variables[j]): -weight
-        for (i, j), weight in model.weights.items()
-    }
+    pairs = zip(model.pairs, (-model.weights).tolist(), strict=True)
+    quadratic = {(variables[i], variables[j]): weight for (i, j), weight in pairs}
     return dimod.BinaryQuadraticModel(linear, quadratic, model.offset, vartypes[0])
 
 

@@ -82,8 +82,8 @@ def to_bernoulli_rbm(
     visible, latent = (f.size for f in graph.families.values())
     quadratic = terms(graph, params)
     weights = np.zeros((latent, visible))
-    for (i, j), weight in quadratic.weights.items():
-        weights[j - visible, i] = weight
+    i, j = quadratic.pairs.T
+    weights[j - visible, i] = quadratic.weights
     machine = BernoulliRBM(**{"n_components": latent} | options)
     number = machine.n_components
     if number != latent:
