@@ -33,10 +33,8 @@ def ranks_in_groups(
     """Return the number of each item among the items of its group, in order."""
     counts = np.bincount(groups)
     starts = np.cumsum(counts) - counts
-    rank = np.empty(len(groups), np.int64)
-    order = np.argsort(groups, kind="stable")
-    rank[order] = np.arange(len(groups)) - np.repeat(starts, counts)
-    return rank
+    position = np.argsort(np.argsort(groups, kind="stable"))
+    return position - starts[groups]
 
 
 def induced_edges(
