@@ -69,15 +69,6 @@ class BoundGraph(Target):
     sites: tuple[str, ...] = ()
 
     @property
-    def axes(self) -> dict[str, PyTree]:
-        """A pytree like ``params`` of 0 (rows first) and None (the same for all rows)."""
-
-        def axis(v, e):
-            return None if v.shape == e.shape else 0
-
-        return jax.tree.map(axis, self.params, self.graph.param_shapes)
-
-    @property
     def layers(self) -> Schedule:
         return self.order
 
@@ -87,15 +78,11 @@ class BoundGraph(Target):
 
     def map(self, fn: Callable[..., T], *rows: PyTree) -> T:
         """Apply ``fn(target, *rows)``, at once or, where params differ by row, row by row."""
-        if not jax.tree.leaves(self.axes):
-            return fn(self, *rows)
 
-        def at_row(params, rows):
-            target = dataclasses.replace(self, params=params)
-            result = fn(target, *at_index(rows, None))
-            return at_index(result, 0)
+        def at_row(target, *rows):
+            return at_index(fn(target, *at_index(rows, None)), 0)
 
-        return jax.vmap(at_row, in_axes=(self.axes, 0))(self.params, rows)
+        return self.over_sets(at_row, *rows) if self.sets else fn(self, *rows)
 
     def moves(self, kinds: Sequence[str], replaced: Moves) -> list[Move]:
         """Return the layers as moves, with ``replaced`` in place of theirs."""
