@@ -3,7 +3,8 @@
 """Reproduce analyses that others have published, and print their figures beside ours.
 
 ``python benchmarks/published/analyses.py`` lists them, ``all`` or some names run them. Data
-are typed in (``published_data.py``), and nothing is downloaded.
+are typed in (``published_data.py``), and nothing is downloaded. Where nobody has published a
+figure, that of an independent program stands in its place (``references.py``).
 """
 
 import argparse
@@ -36,6 +37,8 @@ ANALYSES = {
         lattices.potts,
         lattices.hopfield,
         lattices.hard_core,
+        lattices.angles,
+        lattices.field,
     )
 }
 

@@ -6,6 +6,7 @@ import networkx as nx
 import numpy as np
 from numpyro.infer import MCMC
 from outcome import Row
+import references
 
 import jax
 import jax.numpy as jnp
@@ -127,3 +128,87 @@ def hard_core() -> list[Row]:
     )
     log_z = float(result.log_partition)
     return [Row("log Z", 27.2165, log_z, float(result.standard_error))]
+
+
+def angles() -> list[Row]:
+    """The XY model on a 16x16 torus at coupling 1, beside hand-written Metropolis chains."""
+    torus = nx.grid_2d_graph(16, 16, periodic=True)
+    graph = ebmpp.FactorGraph.from_networkx(torus, family=ebmpp.VonMises, shared=True)
+    (block,) = graph.families
+    params = jax.tree.map(jnp.zeros_like, graph.init(jax.random.key(0)))
+    params[f"{block}:{block}"] += 1.0
+    draws = _chains(ebmpp.BlockedGibbs(graph), params, num_samples=1000)
+    energy = np.asarray(graph.energy(params, draws), float)
+    variance = ((energy - energy.mean()) ** 2).mean(1)
+    figures = {
+        "energy per spin": (references.XY_ENERGY, energy.mean(1)),
+        "heat capacity": (references.XY_HEAT_CAPACITY, variance),
+    }
+    rows = []
+    for name, (reference, values) in figures.items():
+        ours = references.mean_of_chains(values / 256)
+        error = float(np.hypot(ours.error, reference.error))
+        rows.append(Row(name, reference.value, ours.value, error))
+    return rows
+
+
+def field() -> list[Row]:
+    """Albergo, Kanwar, Shanahan (2019): mass of the phi^4 field on a 6x6 torus."""
+    side, quartic = 6, 6.975  # ensemble E1, of squared mass -4
+
+    def energy(quartic: jax.Array, phi: jax.Array) -> jax.Array:
+        lattice = phi.reshape(side, side)
+        neighbours = jnp.roll(lattice, 1, 0) + jnp.roll(lattice, 1, 1)
+        # a Gaussian unit brings phi^2 / 2
+        return (
+            quartic * (phi**4).sum()
+            - 2 * (lattice * neighbours).sum()
+            - (phi**2).sum() / 2
+        )
+
+    factor = ebmpp.Factor("phi", energy=energy, init=quartic, affine=False)
+    graph = ebmpp.FactorGraph({"phi": ebmpp.Gaussian(side**2)}, factors=[factor])
+    moves = [ebmpp.moves.Hamiltonian(("phi",), step_size=0.1, num_steps=8)]
+    kernel = ebmpp.BlockedGibbs(graph, moves=moves)
+    params = graph.init(jax.random.key(0))
+    phi = np.asarray(_chains(kernel, params, num_samples=2000)["phi"], float)
+    square = references.mean_of_chains((phi**2).mean((1, 2)))
+    lattice = phi.reshape(*phi.shape[:2], side, side)
+    mass, error = _mass([lattice.sum(axis) for axis in (2, 3)])
+    exact, _ = references.sum_fields(side, quartic)
+    return [
+        # the published error is 0.03
+        Row("mass times side", 3.96, mass * side, error * side, 0.03),
+        Row("mean square", exact, *square),
+    ]
+
+
+def _mass(columns: list[np.ndarray]) -> tuple[float, float]:
+    """Return the mass from sums of columns, and its standard error by a jackknife."""
+    correlation = np.stack(
+        [
+            np.mean([(c * np.roll(c, gap, -1)).mean((1, 2)) for c in columns], axis=0)
+            for gap in (1, 2, 3)
+        ]
+    )
+    count = correlation.shape[1]
+    others = (correlation.sum(1, keepdims=True) - correlation) / (count - 1)
+    masses = [references.effective_mass(*values) for values in others.T]
+    mass = references.effective_mass(*correlation.mean(1))
+    return mass, float(np.std(masses) * np.sqrt(count - 1))
+
+
+def _chains(
+    kernel: ebmpp.BlockedGibbs, params: dict[str, jax.Array], num_samples: int
+) -> dict[str, jax.Array]:
+    """Return draws of 100 chains, with an axis of chains."""
+    mcmc = MCMC(
+        kernel,
+        num_warmup=200,
+        num_samples=num_samples,
+        num_chains=100,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), params)
+    return mcmc.get_samples(group_by_chain=True)

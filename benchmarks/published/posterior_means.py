@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published posterior means of models with discrete latents.
 
-The models and figures of Asia, Cervix, Eyes, Hearts and Stagnant are those of the
+The models and figures of Asia, Cervix, Eyes, Hearts and Stagnant are in the
 examples of BUGS (Spiegelhalter, Thomas, Best, Gilks 1996), volumes 1 and 2.
 """
 
