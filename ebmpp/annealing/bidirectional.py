@@ -8,9 +8,12 @@ which gives an upper bound. Particles do not interact, as they do in
 :mod:`ebmpp.annealing.systems`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
+from functools import partial
+from typing import TypeVar
 
+from jaxtyping import Float32
 import numpy as np
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
@@ -36,6 +39,7 @@ from ebmpp.core import (
     StateLike,
     checks,
     compiled,
+    in_chunks,
     random,
     select,
     sharding,
@@ -64,6 +68,10 @@ _MOST_SUMMED = 2**20  # states up to which bracket computes the exact value as w
 _MOST_SWEEPS = 2**9
 #: Sweeps of the model after which annealed draws start the reverse direction.
 _SETTLING = 100
+#: Units of all particles of the parameter sets that run side by side.
+_SET_UNITS = 2**18
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -96,11 +104,6 @@ class _Annealing:
         )
         self.path = Path.line(self.graph, eta0, self.model.params, moves)
 
-    def forward(self, rng_key: Array) -> LogPartition:
-        """Anneal from the reference to the model."""
-        key = random.key_pair(rng_key)
-        return self._run(random.fold_in(key, 0, 1), self._betas(key), None)
-
     def backward(
         self,
         rng_key: Array,
@@ -114,7 +117,7 @@ class _Annealing:
         """
         unbiased = checks.flag(f"{self.name}: unbiased", unbiased) or samples is None
         key = random.key_pair(rng_key)
-        betas = self._betas(key)
+        betas = self.betas(self.path, key)
         log_share = 0.0
         if samples is not None:
             x = self._with_missing(samples, key)
@@ -145,7 +148,12 @@ class _Annealing:
                 )
                 log_share = log_w - summarize(self.name, log_w[:, None]).log_mean
                 unbiased = False
-        return self._run(random.fold_in(key, 3, 1), betas[::-1], x, unbiased, log_share)
+        betas = betas[::-1]
+        key = random.fold_in(key, 3, 1)
+        log_w, *_ = anneal(
+            self.path, betas, key, self.num_particles, x, self.progress_bar
+        )
+        return self.result(log_w + log_share, betas, -1, unbiased)
 
     def _with_missing(self, samples: Blocks, key: Array) -> Blocks:
         """Return shifted samples, with missing blocks drawn given the others."""
@@ -160,21 +168,12 @@ class _Annealing:
         drawn, _ = Layer(missing).draw(target, samples, keys)
         return samples | drawn
 
-    def _run(
-        self,
-        key: Array,
-        betas: np.ndarray,
-        x: Blocks | None,
-        unbiased: bool = True,
-        log_share: np.ndarray | float = 0.0,
+    def result(
+        self, log_w: np.ndarray, betas: np.ndarray, sign: int = 1, unbiased: bool = True
     ) -> LogPartition:
-        """Anneal from the reference, or from draws ``x``, where weights estimate 1/Z."""
-        sign = 1 if x is None else -1
-        log_w, *_ = anneal(
-            self.path, betas, key, self.num_particles, x, self.progress_bar
-        )
+        """Return the estimate by log-weights of a run: of Z, or of 1/Z with a sign of -1."""
         log_z0 = log_partition(self.graph, self.path.eta0) + self.model.log_factor
-        log_weights = log_w + sign * log_z0 + log_share
+        log_weights = log_w + sign * log_z0
         # each particle is an island
         summary = summarize(self.name, log_weights[:, None])
         return LogPartition(
@@ -189,16 +188,44 @@ class _Annealing:
             params=self.params,
         )
 
-    def _betas(self, key: Array) -> np.ndarray:
+    def betas(
+        self, path: Path, key: Array
+    ) -> Float32[np.ndarray, "*sets temperatures"]:
+        """Return the inverse temperatures along a path, or along several."""
         count = self.num_temperatures
         if not (isinstance(self.ladder, str) and self.ladder == "adaptive"):
             return ladders.temperatures(self.ladder, count)
         pilot = ladders.temperatures("linear", max(count // _PILOT, min(count, _PILOT)))
-        pilot_key = random.fold_in(key, 1, 1)
         # a run of its own: a ladder made from the particles' own weights would bias
         # them
-        _, spread, _ = anneal(self.path, pilot, pilot_key, self.num_particles)
-        return ladders.constant_speed(pilot, spread, count)
+        pilot_key = random.fold_in(key, 1, 1)
+        _, spread, _ = anneal(path, pilot, pilot_key, self.num_particles)
+        find = partial(ladders.constant_speed, pilot, num_temperatures=count)
+        return np.apply_along_axis(find, -1, spread)
+
+
+def _forward(
+    runs: Sequence[_Annealing], rng_keys: Iterable[Array]
+) -> Iterator[LogPartition]:
+    """Anneal from references to models, which differ in their params, in one program."""
+    run, *_ = runs
+    path = _stack([run.path for run in runs])
+    key = _stack(list(map(random.key_pair, rng_keys)))
+    betas = run.betas(path, key)
+    key = random.fold_in(key, 0, 1)
+    log_w, *_ = anneal(
+        path, betas, key, run.num_particles, progress_bar=run.progress_bar
+    )
+    log_w = np.atleast_2d(log_w)
+    betas = np.broadcast_to(betas, (len(runs), betas.shape[-1]))
+    return map(_Annealing.result, runs, log_w, betas)
+
+
+def _stack(trees: Sequence[T]) -> T:
+    """Return trees with a leading axis of parameter sets; a single one as it is."""
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def ais(
@@ -224,10 +251,9 @@ def ais(
     compare :func:`ebmpp.annealing.reverse_ais`. The weights sum out an independent set
     of blocks with as many units as possible in closed form.
 
-    :param params: of one model; or with a leading axis of parameter sets, of several,
-        which run one after the other in one compiled program. The result is then a
-        tuple, and set i has the result of a call with the key
-        ``jax.random.fold_in(rng_key, i)``.
+    :param params: of one model; or with a leading axis of parameter sets, of several in
+        one program. The result is then a tuple, and set i has the result of a call with
+        the key ``jax.random.fold_in(rng_key, i)``, up to rounding.
     :param rng_key: a jax key; a particle's draws depend on it and on the particle's
         number.
     :param num_particles: at least 2.
@@ -271,14 +297,17 @@ def ais(
     with sharding.use_mesh("ais: mesh", mesh):
         params = sharding.place(params)
         target = Target.checked("ais", graph, params, {}, values=False, sets=True)
-        keys = target.set_keys(rng_key) if target.sets else [rng_key]
-        results = [
-            _Annealing("ais", graph, model.params, key, *options).forward(key)
+        keys = [rng_key]
+        if target.sets:
+            keys = [jax.random.fold_in(rng_key, i) for i in range(*target.sets)]
+        runs = [
+            _Annealing("ais", graph, model.params, key, *options)
             for model, key in zip(target.each_set(), keys)
         ]
+        results = tuple(_forward(runs, keys))
     for result in results:
         warn(_ADVICE, result.doubt)
-    return tuple(results) if target.sets else results[0]
+    return results if target.sets else results[0]
 
 
 def reverse_ais(
@@ -410,7 +439,7 @@ def bracket(
     run = _Annealing("bracket", graph, params, rng_key, *options)
     forward, backward = jax.random.split(rng_key)
     upper = run.backward(backward, x, unbiased, approximate=True)
-    lower = run.forward(forward)
+    (lower,) = _forward([run], [forward])
     result = Bracket(lower, upper, exact_log_partition(graph, params))
     warn(_ADVICE, result.doubt)
     return result
@@ -433,6 +462,8 @@ def _take_steps(
     path: Path, betas: Array, count: Array, x: Blocks, keys: Keys
 ) -> tuple[Blocks, Array, Array]:
     """Take ``count`` steps from one beta to the next, each with one evaluation of the model.
+
+    All but ``count`` may have a leading axis of parameter sets.
 
     :param betas: shape ``(_STEPS + 1,)``, of which the first ``count + 1`` are used.
     :return: the kept blocks; the increment of the log-weights; its standard deviation
@@ -457,10 +488,16 @@ def _take_steps(
         x, log_weight, gains = jax.lax.fori_loop(0, count, step, start)
         return (x, log_weight, gains.T), ()
 
-    (x, log_weight, gains), _ = sharding.shard_jobs(
-        run, (x, keys), (path, betas, count), len(keys)
-    )
-    return x, *sharding.replicate((log_weight, gains.std(0)))
+    def at_set(path, betas, x, keys):
+        (x, log_weight, gains), _ = sharding.shard_jobs(
+            run, (x, keys), (path, betas, count), len(keys)
+        )
+        return x, *sharding.replicate((log_weight, gains.std(0)))
+
+    if betas.ndim == 1:
+        return at_set(path, betas, x, keys)
+    size = max(1, _SET_UNITS // sum(a[0].size for a in x.values()))
+    return in_chunks(at_set, min(size, len(betas)), path, betas, x, keys)
 
 
 def anneal(
@@ -473,28 +510,32 @@ def anneal(
 ) -> tuple[np.ndarray, np.ndarray, Blocks]:
     """Carry ``num`` particles along a line, in the direction of ``betas``.
 
+    Lines, betas, keys and results may have a leading axis of parameter sets.
+
     :param x: their state at ``betas[0]``; None for draws of the reference.
     :return: the log-weights, float64, ``(num,)``; their standard deviation by step; and
         the kept blocks.
     """
-    keys = random.fold_in(key, np.arange(num))
+    keys = random.fold_in(key[..., None, :], np.arange(num))
     if x is None:
-        x = draw_reference(path, random.fold_in(keys, 0))
+        draw = draw_reference if key.ndim == 1 else jax.vmap(draw_reference)
+        x = draw(path, random.fold_in(keys, 0))
     x = select(x, path.sampled)
     # summed on the host in float64: ten thousand small gains would lose digits in
     # float32
-    total = np.zeros(num)
+    total = np.zeros(keys.shape[:-1])
     spreads = []
-    num_steps = len(betas) - 1
+    num_steps = betas.shape[-1] - 1
+    betas = np.broadcast_to(betas, (*key.shape[:-1], num_steps + 1))
     hidden = not (progress_bar and sharding.is_first())
     with tqdm(total=num_steps, disable=hidden, desc="annealing", unit="step") as bar:
         for first in range(0, num_steps, _STEPS):
-            chunk = betas[first : first + _STEPS + 1]
-            count = len(chunk) - 1
-            padded = np.pad(chunk, (0, _STEPS - count), mode="edge")
+            count = min(_STEPS, num_steps - first)
+            places = first + np.minimum(np.arange(_STEPS + 1), count)
+            padded = betas[..., places]
             step_keys = random.fold_in(keys, 1, first)
             x, gain, spread = _take_steps(path, padded, np.int32(count), x, step_keys)
             total += np.asarray(gain, float)
-            spreads.append(np.asarray(spread, float)[:count])
+            spreads.append(np.asarray(spread, float)[..., :count])
             bar.update(count)
-    return total, np.concatenate(spreads), x
+    return total, np.concatenate(spreads, -1), x

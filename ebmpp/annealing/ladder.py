@@ -92,7 +92,7 @@ def constant_speed(
     places = np.interp(levels, cumulated, betas).astype(np.float32)
     places[0] = 0.0
     places[-1] = 1.0
-    return np.unique(places)
+    return places
 
 
 class Ladder(NamedTuple):
@@ -169,7 +169,7 @@ def find_ladder(
 
         step = lax.while_loop(is_too_long, shorten, _STEP_GROWTH * pilot.step)
         step = jnp.where(pilot.count == capacity - 1, path.end, step)
-        rung_keys = random.fold_in(keys, pilot.count)
+        rung_keys = random.materialize(random.fold_in(keys, pilot.count))
         high = rung_after(step)
         system, before = systems.reweight(path, low, high, here, system, rung_keys)
         system = systems.move(path, high, before, system, rung_keys, sweeps)

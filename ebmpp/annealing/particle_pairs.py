@@ -198,7 +198,8 @@ def run_pair(
 
     def body(pair):
         times = pair.result.num_systems + jnp.arange(_BATCH)
-        log_z, values, cess = propose(random.fold_in(key, times))
+        keys = random.materialize(random.fold_in(key, times))
+        log_z, values, cess = propose(keys)
         for i in range(_BATCH):
             new = Chain(log_z[i], at_index(values, i))
             after = transition(pair, new, cess[i])

@@ -146,13 +146,14 @@ def pooled(log_z: PerIsland) -> tuple[Scalar, Scalar]:
 
 def particle_keys(keys: IslandKeys, num: int) -> Keys:
     """Return the keys of the particles of systems with these keys."""
-    return random.fold_in(keys[:, None], jnp.arange(num)).reshape(-1, 2)
+    row_keys = random.fold_in(keys[:, None], jnp.arange(num)).reshape(-1, 2)
+    return random.materialize(row_keys)
 
 
 def draw_initial(path: Path, keys: IslandKeys, num: int) -> Systems:
     """Draw systems of ``num`` particles from the reference."""
     islands = len(keys)
-    row_keys = random.fold_in(particle_keys(keys, num), 0)
+    row_keys = random.materialize(random.fold_in(particle_keys(keys, num), 0))
     zero = jnp.zeros(islands)
     return Systems(
         x=draw_reference(path, row_keys),
@@ -236,14 +237,20 @@ def move(
 ) -> Systems:
     """Move systems by Gibbs sweeps of a rung; arguments are as for :func:`reweight`."""
     row_keys = particle_keys(keys, system.log_weights.shape[1])
-    x = path.sweep(rung, system.x, evaluation.eta, row_keys)
-    if not isinstance(sweeps, int) or sweeps > 1:
 
-        def sweep_again(i, x):
-            return path.sweep(rung, x, None, random.fold_in(row_keys, i, 1))
+    def known(_):
+        return evaluation.eta
 
-        x = lax.fori_loop(1, sweeps, sweep_again, x)
-    return system._replace(x=x)
+    def evaluated(x):
+        return energy.natural_rows(path.graph, rung.params, x, path.summed)
+
+    # the first sweep is an iteration: outside of the loop it would compile twice
+    def sweep(i, x):
+        sweep_keys = jnp.where(i == 0, row_keys, random.fold_in(row_keys, i, 1))
+        eta = lax.cond(i == 0, known, evaluated, x)
+        return path.sweep(rung, x, eta, random.materialize(sweep_keys))
+
+    return system._replace(x=lax.fori_loop(0, sweeps, sweep, system.x))
 
 
 def run_rungs(
@@ -265,7 +272,7 @@ def run_rungs(
         low = path.at(places[index - 1])
         high = path.at(places[index])
         here = path.evaluate(low.params, system.x)
-        rung_keys = random.fold_in(keys, index)
+        rung_keys = random.materialize(random.fold_in(keys, index))
         system, evaluation = reweight(path, low, high, here, system, rung_keys)
         return move(path, high, evaluation, system, rung_keys, sweeps)
 

@@ -289,6 +289,8 @@ class ParticleUCD(Estimator):
         batch: Batch,
         key: Key,
     ) -> Estimate:
+        key = random.materialize(key)
+
         def fit(state):
             return self._fit_rungs(graph, params, state, random.fold_in(key, 1))
 
@@ -342,7 +344,7 @@ class ParticleUCD(Estimator):
                 return systems.total_log_z(system), negative, system.min_cess
 
             def run_one(number):
-                pair_key = random.fold_in(key, number)
+                pair_key = random.materialize(random.fold_in(key, number))
                 return run_pair(propose, pair_key, self.k, self.m, self.max_systems)
 
             return lax.map(run_one, numbers), ()
