@@ -90,7 +90,8 @@ class Metropolized(Layer):
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
         """See :class:`~ebmpp.moves.Move`."""
 
-        def new(eta, families, part):
+        def new(natural, families, part):
+            eta = natural()
             now = self._present(target.graph, x, part)
             part_keys = keys if part is None else random.fold_in(keys, 0, part)
             words = self._words(families, part_keys)

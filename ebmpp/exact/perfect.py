@@ -175,13 +175,13 @@ def _both_sweep(target: Target, x: Blocks, keys: Keys) -> Blocks:
     for index, blocks in enumerate(target.graph.block_layers):
 
         def new(
-            eta,
+            natural,
             families,
             part,
             index=index,
         ):
             values = {}
-            for place, (b, e) in enumerate(eta.items()):
+            for place, (b, e) in enumerate(natural().items()):
                 family = families[b]
                 key = random.fold_in(keys, index, place)
                 if part is not None:

@@ -17,7 +17,6 @@ from ebmpp.graph.factors.evaluation import values_of
 from ebmpp.graph.factors.factor import Factor
 from ebmpp.graph.factors.interactions import interactions
 from ebmpp.graph.factors.lateral import Local, Split
-from ebmpp.graph.factors.shifts import find_shifts
 from ebmpp.graph.factors.terms import PairTerms, Terms
 
 _STRATEGIES = ("DSATUR", "smallest_last", "largest_first")
@@ -82,7 +81,7 @@ class SplitBlock(Split):
     @functools.cached_property
     def shifts(self) -> list[Any]:
         """Slices of packed parts in place of each fast path; None where these do not pay."""
-        return list(map(find_shifts, self.fast_paths))
+        return [getattr(path, "shifted", None) for path in self.fast_paths]
 
     def evaluations(self, factor: Factor) -> int:
         """Return how often a visit of the block evaluates a factor that is not affine."""

@@ -461,8 +461,8 @@ def natural_part(
 
     eta = split.take(context.eta, part)
     if isinstance(units, list):
-        for shifted, prepared in zip(split.shifts, context.prepared):
-            eta = eta + shifted.field(prepared, units, part)
+        for shifted, weights in zip(split.shifts, context.prepared):
+            eta = eta + shifted.field(weights, units, part)
         return eta, lambda units: context.carried
     advances = []
     for factor, path, prepared, carried in zip(

@@ -8,11 +8,13 @@ blocks in the order of the argument ``families``. Nothing is checked here.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
 from jax import Array, lax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from ebmpp.core import (
     Blocks,
@@ -39,14 +41,21 @@ from ebmpp.graph.factors.shifts import pack, unpack
 from ebmpp.moves.couplings import PartIndex
 from ebmpp.moves.target import Target
 
+#: Function without arguments that returns natural parameters, a pytree of what it reads.
+Natural = Partial
 #: From natural parameters, families and the index of the part to new values; the index
 #: is None where a layer is drawn at once.
-Drawer = Callable[[Blocks, Families, PartIndex | None], Rows]
+Drawer = Callable[[Natural, Families, PartIndex | None], Rows]
 
 
 def keep_observed(keep: UnitMasks, x: Rows, new: Rows) -> Blocks:
     """Return ``new`` where units are free, ``x`` where they are observed."""
     return {b: jnp.where(keep[b], x[b], v) if b in keep else v for b, v in new.items()}
+
+
+def known(eta: Rows) -> Natural:
+    """Return a function that returns ``eta``."""
+    return Partial(dict, eta)
 
 
 def visit(
@@ -62,7 +71,7 @@ def visit(
         # in the layer's order; a gradient is sorted by name
         eta = select(eta, blocks)
         families = select(graph.families, blocks)
-        return keep_observed(target.keep, x, new(eta, families, None))
+        return keep_observed(target.keep, x, new(known(eta), families, None))
     (block,) = blocks
     split = graph.splits[block]
     context = energy.part_context(graph, target.params, x, block)
@@ -71,27 +80,40 @@ def visit(
     def packed(values):
         return pack(split, values) if packs else values
 
-    context = context._replace(eta=packed(context.eta))
+    if packs:
+        shifts = zip(split.shifts, context.prepared, strict=True)
+        weights = tuple(shifted.spread(prepared) for shifted, prepared in shifts)
+        context = context._replace(eta=packed(context.eta), prepared=weights)
     observed = None
     if block in target.keep:
         observed = packed(energy.to_units(target.keep[block], split.family))
+
+    def of_slices(part, target, units, context):
+        return {block: target.natural_part(x, units, block, context, part)[0]}
 
     def step(part, state):
         units, carried = state
         now = context._replace(carried=carried)
         eta, advance = target.natural_part(x, units, block, now, part)
-        drawn = new({block: eta}, {block: split.part_family(part)}, part)[block]
+        natural = known({block: eta})
+        if packs:  # computed in the loop of the draw, 0.4 of the time
+            natural = Partial(partial(of_slices, part), target, units, now)
+        drawn = new(natural, {block: split.part_family(part)}, part)[block]
         drawn = drawn if packs else drawn.T
         if observed is not None:
+            old = split.take(units, part)
             is_observed = split.take(observed, part)
-            drawn = jnp.where(is_observed, split.take(units, part), drawn)
+            drawn = jnp.where(is_observed, old, drawn.astype(old.dtype))
         units = split.put(units, part, drawn)
         return units, advance(units)
 
-    start = packed(energy.to_units(x[block], split.family)), context.carried
+    values = energy.to_units(x[block], split.family)
+    if packs and fits_bytes(split.family):
+        values = values.astype(jnp.int8)
+    start = packed(values), context.carried
     units, _ = fold_parts(split.num_parts, step, start)
     if packs:
-        units = unpack(split, units)
+        units = unpack(split, units).astype(x[block].dtype)
     return {block: energy.to_rows(units, split.family)}
 
 
@@ -99,11 +121,10 @@ def _packing_pays(split: SplitBlock, rows: int) -> bool:
     """Return True if slices of packed parts are faster than gathers.
 
     An H200 drew 136 to 142 spins per nanosecond by slices and 32 to 39 by gathers
-    (1024x1024 spins, 64 chains). On two cores 1 to 16 chains take 0.6 to 0.75 of the
-    time, more chains 1.2 times as long, and few units twice as long.
+    (1024x1024 spins, 64 chains). On two cores 100 chains of 64x64 spins take 0.36 of
+    the time, 4 chains 0.7, and 10 of 16x16 spins twice as long.
     """
-    is_large = barrier_pays(2 * rows * split.family.size)
-    is_faster = accelerated() or (is_large and rows <= _FEW_ROWS)
+    is_faster = accelerated() or barrier_pays(2 * rows * split.family.size)
     return is_faster and None not in split.shifts
 
 
@@ -121,16 +142,16 @@ def draw(families: Families, eta: Rows, keys: Keys) -> Blocks:
     return draw_at(eta)
 
 
-def draw_part(families: Families, eta: Blocks, keys: Keys) -> Blocks:
+def draw_part(families: Families, natural: Natural, keys: Keys) -> Blocks:
     """Draw the units of a part."""
     ((block, family),) = families.items()
     # a loop pays for fewer values than elsewhere: 10 rows of 512 units of a lattice,
     # whose fields are gathered, took 0.03 in place of 0.20 ms per sweep
     if not barrier_pays(4 * len(keys) * family.size):
-        return draw(families, eta, keys)
+        return draw(families, natural(), keys)
     if fits_bytes(family):
-        return {block: draw_pairs(family, eta[block], keys)}
-    units_first = jnp.swapaxes(eta[block], 0, 1)
+        return {block: draw_pairs(family, natural, keys)}
+    units_first = jnp.swapaxes(natural()[block], 0, 1)
 
     def draw_at(units_first):
         rows_first = {block: jnp.swapaxes(units_first, 0, 1)}
@@ -158,7 +179,7 @@ def fits_bytes(family: Family) -> bool:
         return states is not None and bool((np.abs(np.asarray(states)) < 128).all())
 
 
-def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
+def draw_pairs(family: Family, natural: Natural, keys: Keys) -> Array:
     """Draw a block of one axis from the words of :func:`draw_rows`, two per hash.
 
     A hash has two words, of which :func:`ebmpp.core.random.words` keeps one: XLA would
@@ -167,7 +188,9 @@ def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
     """
     size = family.size
     half = (size + 1) // 2
-    axis = int(len(keys) <= _FEW_ROWS)  # of the units
+    is_gathered = natural.func is dict
+    # of the units: the rows are last in gathered parameters
+    axis = int(not is_gathered or len(keys) <= _FEW_ROWS)
 
     def turn(a):
         """Put the units first if there are many rows, and undo that."""
@@ -177,7 +200,9 @@ def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
         values = family.sample(words[..., None], eta).astype(jnp.int8)
         return lax.bitcast_convert_type(values, jnp.uint8).astype(jnp.uint16)
 
-    def sample_pairs(eta):
+    def sample_pairs(keys, natural):
+        (eta,) = natural().values()
+        eta = turn(eta)
         number = turn(jnp.arange(half, dtype=jnp.uint32)[None])
         words = random.threefry(turn(keys[:, None]), number, number + jnp.uint32(half))
         padding = [(0, 0)] * eta.ndim
@@ -186,7 +211,7 @@ def draw_pairs(family: Family, eta: Array, keys: Keys) -> Array:
         low, high = map(sample_bits, words, etas)
         return low | (high << jnp.uint16(8))
 
-    pairs = fusion_barrier(sample_pairs, turn(eta))
-    both = turn(jnp.concatenate([pairs, pairs >> jnp.uint16(8)], axis))
-    packed = both[:, :size].astype(jnp.uint8)
-    return lax.bitcast_convert_type(packed, jnp.int8).astype(family.dtype)
+    pairs = fusion_barrier(sample_pairs, keys, natural)
+    halves = (p.astype(jnp.uint8) for p in (pairs, pairs >> jnp.uint16(8)))
+    values = [lax.bitcast_convert_type(half, jnp.int8) for half in halves]
+    return turn(jnp.concatenate(values, axis))[:, :size].astype(family.dtype)

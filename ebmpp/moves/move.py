@@ -440,10 +440,10 @@ class Layer(Move[PyTree]):
         return graph.scope(self.blocks)
 
     def draw(self, target: Target, x: Rows, keys: Keys) -> Drawn:
-        def new(eta, families, part):
+        def new(natural, families, part):
             if part is None:
-                return gibbs.draw(families, eta, keys)
-            return gibbs.draw_part(families, eta, random.fold_in(keys, 0, part))
+                return gibbs.draw(families, natural(), keys)
+            return gibbs.draw_part(families, natural, random.fold_in(keys, 0, part))
 
         return gibbs.visit(target, x, self.blocks, new), 0
 

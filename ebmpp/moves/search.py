@@ -104,8 +104,8 @@ def _first_pass(target: Target, x: Rows, keys: Keys) -> Blocks:
 
 
 def _modes(target: Target, x: Rows, blocks: tuple[str, ...]) -> Blocks:
-    def new(eta, families, _):
-        return {b: families[b].mode(e).astype(x[b].dtype) for b, e in eta.items()}
+    def new(natural, families, _):
+        return {b: families[b].mode(e).astype(x[b].dtype) for b, e in natural().items()}
 
     return visit(target, x, blocks, new)
 

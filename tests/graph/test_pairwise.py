@@ -32,7 +32,7 @@ from ebmpp import (
 from ebmpp.contrib.graphs import rename
 from ebmpp.errors import NotMultiAffineError
 from ebmpp.graph.energy import natural_rows
-from ebmpp.moves.gibbs import visit
+from ebmpp.moves.gibbs import Natural, visit
 from ebmpp.moves.target import Target
 from helpers import often, random_params, random_state
 
@@ -137,7 +137,8 @@ def test_natural_parameters_of_parts_are_gradients_of_the_energy(case: str) -> N
 
     @jax.jit
     def derive(params: dict, x: dict) -> tuple:
-        def new(eta: dict, view: object, part: object) -> dict:
+        def new(natural: Natural, view: object, part: object) -> dict:
+            eta = natural()
             widths.append(eta["v"].shape[1])
             return {"v": scalar(eta["v"])}
 

@@ -45,7 +45,7 @@ def test_shared_hashes_give_the_draws_of_separate_hashes(
         keys, families = random.fold_in(ROOT_KEY, jnp.arange(rows)), {"x": family}
         words = random.words(keys, num_words(families))
         expected = draw_rows(families, {"x": eta}, words)["x"]
-        return gibbs.draw_pairs(family, eta, keys), expected
+        return gibbs.draw_pairs(family, gibbs.known({"x": eta}), keys), expected
 
     result, expected = run(eta)
     assert result.dtype == expected.dtype

@@ -244,6 +244,7 @@ class Split:
     def put(self, values: Any, part: Any, new: Array) -> Any:
         """Return ``values``, ``(size, ...)`` or packed, with ``new`` at a part."""
         if isinstance(values, list):
+            new = new.astype(values[part].dtype)
             return [*values[:part], new, *values[part + 1 :]]
         values = jnp.asarray(values)
         new = new.astype(values.dtype)

@@ -28,6 +28,7 @@ from ebmpp.core import (
 from ebmpp.families.family import Families
 from ebmpp.graph.factors.factor import Factor, Scope
 from ebmpp.graph.factors.lateral import Field, Numbered, Split, StatisticsAt, Tuples
+from ebmpp.graph.factors.shifts import Shifted, find_shifts
 
 _DENSE = 0.1  # share of all pairs from which a matrix product is faster than gathering neighbours
 _MAX_UNROLLED_SLOTS = 8
@@ -111,7 +112,9 @@ class Pairwise(Factor):
         return self.init_checked(rng_key, jnp.zeros(shape))
 
     def local(self, families: Families, split: Split) -> "Neighbours":
-        return Neighbours(self, split, self.edges(families)[self.blocks[0]])
+        edges = self.edges(families)[self.blocks[0]]
+        is_even = self.shared and len(edges) == len(self.lateral[0][1].array)
+        return Neighbours(self, split, edges, is_even)
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -318,11 +321,18 @@ class Neighbours:
     factor: Factor
     split: Split
     edges: np.ndarray
+    shared: bool = False
+    """True if all pairs have one weight."""
 
     @functools.cached_property
     def dense(self) -> bool:
         """True if a matrix product is faster than gathering neighbours."""
         return is_dense(self.split.family.size, self.edges)
+
+    @functools.cached_property
+    def shifted(self) -> Shifted | None:
+        """Slices of packed parts in place of gathers; None where these do not pay."""
+        return None if self.dense else find_shifts(self.split, self.edges, self.shared)
 
     def prepare(self, params: Array) -> Array:
         """Return the arranged weights of the pairs."""
@@ -410,9 +420,8 @@ class Products(Neighbours):
     ``edges`` are the tuples.
     """
 
-    @property
-    def dense(self) -> bool:
-        return False
+    dense = False
+    shifted = None
 
     def prepare(self, params: Array) -> Array:
         return self.arrange(jnp.broadcast_to(params, len(self.edges)))

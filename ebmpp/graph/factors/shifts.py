@@ -15,9 +15,8 @@ import numpy as np
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import expand
+from ebmpp.core import Edges, expand
 from ebmpp.graph.factors.lateral import Split
-from ebmpp.graph.factors.pairwise import Neighbours, Pairwise
 
 _MAX_SHIFTS = 16  # per part; a periodic cubic lattice has 11, a triangular one 14
 
@@ -26,47 +25,44 @@ _MAX_SHIFTS = 16  # per part; a periodic cubic lattice has 11, a triangular one 
 class Shifted:
     """Sums over neighbours as sums of slices of packed parts, which are rings."""
 
-    path: Neighbours
+    split: Split
     slots: np.ndarray
     """Numbers of a part, of the part of its neighbours and of places to these."""
     pairs: np.ndarray
     """Pair of each unit of the part by slot; the number of pairs where there is none."""
+    shared: bool
+    """True if all pairs have one weight."""
 
-    def field(self, prepared: Array, parts: list[Array], part: Any) -> Array:
+    def spread(self, weights: Array) -> Array:
+        """Return the weights by slot, of one per pair and a final 0."""
+        if self.shared:
+            return jnp.where(self.pairs < len(weights) - 1, weights[0], 0)
+        return weights[self.pairs]
+
+    def field(self, weights: Array, parts: list[Array], part: int) -> Array:
         """Return natural parameters of the units of ``part``, ``(rows, units, ...)``."""
-        family = self.path.split.family
-        width = self.pairs.shape[1]
+        family = self.split.family
+        width = parts[0].shape[1]
         ends, shifts = np.divmod(self.slots, width)
         reach = np.minimum(shifts, width - shifts).max()
         rings = [jnp.pad(p, ((0, 0), (reach, reach)), "wrap") for p in parts]
         # XLA would copy each slice of a concatenation
         rings = lax.optimization_barrier(rings)
-        near = ends // len(parts) == part
-        pairs = self.pairs[near]
-        factor = self.path.factor
-        count = len(self.path.edges)
-        is_shared = isinstance(factor, Pairwise) and factor.shared
-        if is_shared and len(factor.lateral[0][1].array) == count:
-            weights = jnp.where(pairs < count, prepared[0], 0)
-        else:  # a loop with gathers would not be vectorised
-            weights = lax.optimization_barrier(prepared[pairs])
-        starts = (shifts[near] + reach) % width
+        starts = (shifts + reach) % width
         total: Any = 0.0
-        for other, start, weight in zip(ends[near] % len(parts), starts, weights):
-            units = rings[other][:, start : start + width]
+        for slot in np.flatnonzero(ends // len(parts) == part):
+            ring = rings[ends[slot] % len(parts)]
+            units = ring[:, starts[slot] : starts[slot] + width]
             t = family.interaction(family.statistics(units))
-            total = total + expand(weight[None], target=t) * t
+            total = total + expand(weights[slot][None], target=t) * t
         return total
 
 
-def find_shifts(path: object) -> Shifted | None:
-    """Return the slices of a fast path.
+def find_shifts(split: Split, edges: Edges, shared: bool) -> Shifted | None:
+    """Return the slices of pairs with a weight each, or with one weight.
 
     :return: None if there are too many, or if parts do not pack.
     """
-    if type(path) is not Neighbours or path.dense:
-        return None
-    split = path.split
     size = split.family.size
     count = split.num_parts
     packs = split.unrolled and (split.place == np.arange(size) // count).all()
@@ -74,22 +70,23 @@ def find_shifts(path: object) -> Shifted | None:
     if not packs or size % count or not has_same_shape:
         return None
     width = size // count
-    unit, other = np.concatenate([path.edges, path.edges[:, ::-1]]).T
+    unit, other = np.concatenate([edges, edges[:, ::-1]]).T
     shift = (split.place[other] - split.place[unit]) % width
     ends = split.colors[unit] * count + split.colors[other]
     slots, slot = np.unique(ends * width + shift, return_inverse=True)
     if len(slots) > _MAX_SHIFTS * count:
         return None
-    pairs = np.full((len(slots), width), len(path.edges))
-    pairs[slot, split.place[unit]] = np.arange(len(unit)) % len(path.edges)
-    return Shifted(path, slots, pairs)
+    pairs = np.full((len(slots), width), len(edges))
+    pairs[slot, split.place[unit]] = np.arange(len(unit)) % len(edges)
+    return Shifted(split, slots, pairs, shared)
 
 
 def pack(split: Split, values: Array) -> list[Array]:
     """Return values of the units, ``(size, rows, ...)``, by part, with the rows first."""
     count = split.num_parts
-    runs = values.reshape(-1, count, *values.shape[1:])
-    cases = jnp.moveaxis(runs, (1, 2), (0, 1))
+    rows = jnp.swapaxes(values, 0, 1)
+    runs = rows.reshape(len(rows), -1, count, *rows.shape[2:])
+    cases = jnp.moveaxis(runs, 2, 0)
     return [_choose(cases, units % count) for units in split.units]
 
 
@@ -102,5 +99,7 @@ def unpack(split: Split, parts: list[Array]) -> Array:
 
 def _choose(cases: Any, numbers: np.ndarray) -> Array:
     """Return the case of each unit, the second axis."""
-    which = expand(numbers.astype(np.int32)[None], target=cases[0])
-    return lax.select_n(jnp.broadcast_to(which, cases[0].shape), *cases)
+    chosen = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        chosen = jnp.where(expand(numbers[None] == number, target=case), case, chosen)
+    return chosen
