@@ -65,8 +65,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     sample_field = "z"
     #: True if ``_sample_one`` takes chains of one row each as the rows of one chain
     _as_rows = False
-    #: True if params may have a leading axis of parameter sets, but for models with
-    #: impossible states, whose starts are checked one model at a time
+    #: True if params may have a leading axis of parameter sets
     _takes_sets = False
 
     def __init__(self, graph: FactorGraph, init: str = "uniform") -> None:
@@ -118,9 +117,29 @@ class RowKernel(MCMCKernel, Generic[S]):
         axis = int(is_batched(rng_key))
 
         keys = over_chains(target.set_keys, rng_key)(rng_key)
+        state = self.init_sets(target, keys, init_params, axis, num_warmup)
+        return state._replace(rng_key=rng_key)
+
+    def init_sets(
+        self,
+        target: Target,
+        keys: Array,
+        init_params: InitParams,
+        axis: int = 0,
+        num_warmup: int = 0,
+    ) -> S:
+        """Return the initial states of all chains of all parameter sets.
+
+        :param axis: number of the axis of sets of keys, states and ``init_params``.
+        """
         init = partial(self.init_all, num_warmup=num_warmup)
         state = target.over_sets(init, keys, init_params, axis=axis)
-        return state._replace(rng_key=rng_key)
+        if not (self.graph.has_zeros and is_concrete(state.z)):
+            return state
+        for i, single in enumerate(target.each_set()):
+            index = (slice(None),) * axis + (i,) if target.sets else ...
+            self._check_possible(single, {b: v[index] for b, v in state.z.items()})
+        return state
 
     def init_all(
         self,
@@ -139,21 +158,19 @@ class RowKernel(MCMCKernel, Generic[S]):
         state = over_chains(init, rng_key)(rng_key, init_params)
         for b, v in state.z.items():
             check_values(b, self.graph.families[b], v)
-        self._check_possible(target, state.z, chains)
         return state
 
-    def _check_possible(
-        self, target: Target, z: Blocks, chains: tuple[int, ...]
-    ) -> None:
+    def _check_possible(self, target: Target, z: Blocks) -> None:
         """Refuse starts of probability zero."""
-        if self.graph.has_zeros and is_concrete(z):
-            to_rows = target.model.to_rows
-            x = jax.vmap(to_rows)(z) if chains else to_rows(z)
-            rows = {b: v.reshape(-1, *target.shape(b)) for b, v in x.items()}
-            name = type(self).__name__
-            text = search.check_starts(name, target.model, rows)
-            if text and all(isinstance(move, Layer) for move in self._moves(target)):
-                warnings.warn(f"{name}: {text}", stacklevel=2)
+        chains = {
+            b: v.reshape(-1, *target.batch, *target.shape(b)) for b, v in z.items()
+        }
+        x = jax.vmap(target.to_rows)(chains)
+        rows = {b: v.reshape(-1, *target.shape(b)) for b, v in x.items()}
+        name = type(self).__name__
+        text = search.check_starts(name, target, rows)
+        if text and all(isinstance(move, Layer) for move in self._moves(target)):
+            warnings.warn(f"{name}: {text}", stacklevel=2)
 
     def sample(self, state: S, model_args: tuple, model_kwargs: Kwargs) -> S:
         """Return the state after one step of every chain.
@@ -215,9 +232,8 @@ class RowKernel(MCMCKernel, Generic[S]):
                 "with clamped blocks by keyword."
             )
         params, *_ = model_args
-        sets = self._takes_sets and not self.graph.has_zeros
         target = Target.checked(
-            name, self.graph, params, model_kwargs or {}, check, sets
+            name, self.graph, params, model_kwargs or {}, check, self._takes_sets
         )
         if check:
             sweeps.check_params(target, self._moves(target))

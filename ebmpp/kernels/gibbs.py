@@ -50,8 +50,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
     alone would give. An :class:`~ebmpp.Observed` block is clamped at its known units
     only. Params with a leading axis of parameter sets run a chain of each set in one
     program, with draws ``(sets, *batch, *shape)``: set i is the chain with the key
-    ``jax.random.fold_in(key, i)``, up to rounding. Models with impossible states take
-    one set.
+    ``jax.random.fold_in(key, i)``, up to rounding.
 
     All of NumPyro's chain methods run the same chains from the same random words, up to
     the rounding of matrix products.

@@ -92,7 +92,7 @@ def sample(
     keys = target.set_keys(rng_key)
     split = partial(jax.random.split, num=num_samples)
     keys = jax.vmap(split)(keys) if target.sets else split(keys)
-    state = target.over_sets(kernel.init_all, keys, init)
+    state = kernel.init_sets(target, keys, init)
     values = []
     lengths = np.diff(np.linspace(0, half, _PARTS + 1, dtype=int))
     bar = tqdm(desc="sample", total=num_sweeps, unit="sweep", disable=not progress_bar)

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests kernels/sampling.py: independent draws of a model by one call."""
 
+import itertools
+
+import networkx as nx
 import numpy as np
 import pytest
 import zoo
@@ -9,7 +12,7 @@ import zoo
 import jax
 
 import ebmpp
-from ebmpp.errors import ArgumentError
+from ebmpp.errors import ArgumentError, StateError
 from helpers import assert_rows_law, parameter_sets, random_params
 
 V = np.array([[1, -1, 1], [-1, -1, 1]])
@@ -56,6 +59,33 @@ def test_parameter_sets_have_the_draws_of_single_calls(clamped) -> None:
     starts = {block: values[:, :, 0] for block, values in draws.items() if clamped}
     restarted = ebmpp.sample(graph, stacked, 4, rng_key=zoo.KEY, init=draws, **options)
     assert not starts or restarted["h"].shape == (3, 4, 2, 2)
+
+
+EXCLUSION = [[0.0, 0.0], [0.0, -np.inf]]
+
+
+def test_parameter_sets_start_at_possible_states() -> None:
+    """The hard-core gas on a ring, at three activities, against enumeration."""
+    ring = nx.cycle_graph(5)
+    table = ebmpp.Table("x", units=ring, log_weights=EXCLUSION)
+    gas = ebmpp.FactorGraph({"x": ebmpp.Bernoulli(5)}, factors=[ebmpp.Bias("x"), table])
+    biases = np.log([0.5, 1.0, 4.0], dtype=np.float32)
+    sets = gas.init(zoo.KEY) | {"x": np.repeat(biases[:, None], 5, 1)}
+    options = {"rng_key": zoo.KEY, "num_sweeps": 40, "progress_bar": False}
+    draws = np.asarray(ebmpp.sample(gas, sets, 2000, **options)["x"])
+    states = np.array(list(itertools.product([0, 1], repeat=5)))
+    possible = states[~(states & np.roll(states, 1, axis=1)).any(1)]
+    numbers = possible.sum(1)
+    for values, bias in zip(draws, biases):
+        assert not (values * np.roll(values, 1, axis=1)).any()
+        exact = np.average(numbers, weights=np.exp(bias * numbers))
+        assert_rows_law(values.sum(1), exact, comparisons=3)
+    modes = ebmpp.local_search(gas, sets, rng_key=zoo.KEY, num_rows=30).state["x"]
+    np.testing.assert_array_equal(modes.sum(-1), np.repeat([[0], [2], [2]], 30, 1))
+    starts = draws[:, :20].copy()
+    starts[1, 3] = 1
+    with pytest.raises(StateError, match="got 1 of 20 without"):
+        ebmpp.sample(gas, sets, 20, init={"x": starts}, **options)
 
 
 def test_a_second_call_with_other_params_compiles_nothing(caplog) -> None:
