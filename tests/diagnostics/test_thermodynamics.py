@@ -12,7 +12,8 @@ from oracle import numpy_energy
 import pytest
 import zoo
 
-from ebmpp import diagnostics
+import ebmpp
+from ebmpp import Spin, diagnostics
 from ebmpp.errors import ArgumentError
 from ebmpp.kernels import BlockedGibbs, ParallelTempering
 
@@ -50,6 +51,17 @@ def test_every_rung_has_the_energies_and_log_z_of_enumeration():
             z = (ladder[name].values[:, r] - value) / error
             assert 0.8 < np.sqrt(np.mean(z**2)) < 1.25, (name, beta, z)
             assert abs(z.mean()) < 0.4
+
+
+def test_neighbours_that_hardly_overlap_are_named():
+    magnet = ebmpp.layered(v=Spin(12), h=Spin(12))
+    params = {"v": np.zeros(12), "h": np.zeros(12), "v:h": np.full((12, 12), 1.0)}
+    kernel = ParallelTempering(magnet, (0.0, 0.05, 1.0))
+    mcmc = run_mcmc(kernel, params, extra_fields=["replicas"], num_samples=40)
+    match = r"rungs 1 and 2, at beta 0.05 and 1, accept 0.0% .*Give more temperatures"
+    with pytest.warns(UserWarning, match=match):
+        acceptance = diagnostics.ladder(mcmc)["acceptance"].values
+    assert (acceptance[:, 0] > 0.2).all() and (acceptance[:, 1] < 0.01).all()
 
 
 @pytest.mark.parametrize(
