@@ -50,7 +50,7 @@ def binarize(
     return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
 
 
-def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> np.ndarray:
+def encode_bits(x: ArrayLike, num_bits: int = 8) -> np.ndarray:
     """Return the binary digits of ``round((2^num_bits - 1) x)``, the highest first.
 
     8 bits encode grey images of one byte per pixel without loss (Taniguchi et al. 2023,
@@ -58,7 +58,6 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> np.ndarr
 
     :param x: intensities of any shape in [0, 1]; divide byte images by 255.
     :param num_bits: from 1 to 16.
-    :param spin: digits -1 and 1 instead of 0 and 1.
     :return: float32 of shape ``(*x.shape, num_bits)``.
     :raises ArgumentError: for another number of bits, or a number outside [0, 1], with
         its first index.
@@ -74,18 +73,14 @@ def encode_bits(x: ArrayLike, num_bits: int = 8, spin: bool = False) -> np.ndarr
     _check_all("encode_bits: x", x, (x >= 0) & (x <= 1), "in [0, 1]")
     levels = np.rint(x * (2**num_bits - 1)).astype(np.int64)
     places = np.arange(num_bits)[::-1]
-    digits = (levels[..., None] >> places) & 1
-    if checks.flag("encode_bits: spin", spin):
-        digits = 2 * digits - 1
-    return digits.astype(np.float32)
+    return ((levels[..., None] >> places) & 1).astype(np.float32)
 
 
-def decode_bits(bits: ArrayLike, spin: bool = False) -> np.ndarray:
+def decode_bits(bits: ArrayLike) -> np.ndarray:
     """Invert :func:`encode_bits`.
 
     :param bits: shape ``(..., num_bits)``. Means of digits are accepted, and give the
         mean intensity.
-    :param spin: digits are -1 and 1 instead of 0 and 1.
     :return: float32 of shape ``(...)``, in [0, 1].
     :raises ArgumentError: for digits out of range, or too many of them.
 
@@ -96,12 +91,9 @@ def decode_bits(bits: ArrayLike, spin: bool = False) -> np.ndarray:
     """
     bits = np.atleast_1d(np.asarray(checks.numbers("decode_bits: bits", bits), float))
     checks.count("decode_bits: last axis of bits", bits.shape[-1], most=_MAX_BITS)
-    low = -1 if checks.flag("decode_bits: spin", spin) else 0
-    is_valid = (bits >= low) & (bits <= 1)
-    _check_all("decode_bits: bits", bits, is_valid, f"in [{low}, 1] with spin={spin}")
-    digits = (bits - low) / (1 - low)
+    _check_all("decode_bits: bits", bits, (bits >= 0) & (bits <= 1), "in [0, 1]")
     weights = 2.0 ** np.arange(bits.shape[-1])[::-1]
-    return (digits @ weights / weights.sum()).astype(np.float32)
+    return (bits @ weights / weights.sum()).astype(np.float32)
 
 
 def _check_all(name: str, x: np.ndarray, is_valid: np.ndarray, expected: str) -> None:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activity of latent units over data: active, constant, off or on."""
 
-from collections.abc import Iterable
 from functools import partial
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +14,6 @@ from jax import Array
 import jax.numpy as jnp
 
 from ebmpp.core import Params, Rows, StateLike, checks, random
-from ebmpp.errors import StateError
 from ebmpp.evaluate.completion import Runs
 from ebmpp.families import Family
 from ebmpp.graph import FactorGraph, energy, states, tables
@@ -34,7 +32,6 @@ def unit_activity(
     rows: StateLike,
     *,
     rng_key: Array,
-    blocks: Iterable[str] | None = None,
     num_chains: int = 4,
     num_sweeps: int = 50,
 ) -> "pd.DataFrame":
@@ -53,15 +50,14 @@ def unit_activity(
 
     :param graph: a model with latent units.
     :param rows: values of the visible blocks.
-    :param blocks: latent blocks; None for all.
     :param num_chains: chains per row, at least 2, if the posterior has no closed form.
     :param num_sweeps: sweeps of each chain, after as many warm-up sweeps.
     :return: one row per statistic of a unit: ``block``, ``unit``, ``statistic``;
         ``mean``, and the smallest and largest posterior mean of a row, ``low`` and
         ``high``; ``varies``, the share of its variance that the rows explain; and
         ``status``.
-    :raises StateError: rows of a wrong name, shape or value, without rows, or a block
-        that is not latent.
+    :raises StateError: rows of a wrong name, shape or value, without rows, or a model
+        without latent units.
     :raises ArgumentError: a call under ``jit``.
 
     **References**
@@ -83,11 +79,8 @@ def unit_activity(
     checks.on_host("unit_activity", rng_key, params, rows)
     num_chains = checks.count("unit_activity: num_chains", num_chains, least=2)
     num_sweeps = checks.count("unit_activity: num_sweeps", num_sweeps)
-    blocks = tuple(graph.latent) if blocks is None else tuple(blocks)
-    if not blocks or not set(blocks) <= set(graph.latent):
-        raise StateError(
-            f"unit_activity: blocks must be latent, among {list(graph.latent)}, got {blocks}"
-        )
+    if not graph.latent:
+        raise checks.state_error("unit_activity: graph", "with latent units", graph)
     rows, _, _ = tables.as_data(graph, rows, "unit_activity")
     graph.check(params)
     clamped = states.as_clamped(graph.families, rows)
@@ -95,12 +88,12 @@ def unit_activity(
         target = Target(graph, params, clamped)
         posterior = _by_chains(target, num_chains, num_sweeps, random.key_pair(rng_key))
     else:
-        posterior = exact_moments(graph, blocks, params, clamped.full)
+        posterior = exact_moments(graph, tuple(graph.latent), params, clamped.full)
     import pandas as pd  # takes most of a second
 
     parts = [
-        pd.DataFrame({"block": b, **_columns(graph.families[b], posterior[b])})
-        for b in blocks
+        pd.DataFrame({"block": b, **_columns(family, posterior[b])})
+        for b, family in graph.latent.items()
     ]
     return pd.concat(parts, ignore_index=True)
 

@@ -5,8 +5,6 @@
 from functools import partial
 import math
 
-from jaxtyping import Float
-
 import jax
 from jax import Array, lax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ from jax.scipy.special import logsumexp
 
 from ebmpp.core import (
     Blocks,
-    Count,
     Eta,
     Key,
     Keys,
@@ -42,9 +39,6 @@ def pseudo_log_likelihood(
     graph: FactorGraph,
     params: Params,
     rows: StateLike,
-    *,
-    num_units: int | None = None,
-    rng_key: Array | None = None,
 ) -> PerState:
     r"""Return the pseudo-log-likelihood of each row, with the latents summed out.
 
@@ -63,15 +57,11 @@ def pseudo_log_likelihood(
     :param graph: a model without latents, or whose latents given the visibles are one
         layer.
     :param rows: values of the visible blocks, ``(*batch, *shape)``.
-    :param num_units: number of units per row, drawn with replacement and scaled to all
-        units, which is unbiased; None for all. A unit costs as many free energies as it
-        has values.
-    :param rng_key: a jax key, needed with ``num_units``.
+        A unit costs as many free energies as it has values.
     :return: shape ``(*batch,)``.
     :raises IntractableError: latents that cannot be summed out, or, with latents, a
         visible family of infinitely many values.
     :raises StateError: rows of a wrong name, shape or value.
-    :raises ArgumentError: ``num_units`` that is not a positive int, or without a key.
 
     **References**
 
@@ -92,14 +82,12 @@ def pseudo_log_likelihood(
     checks.instance(f"{name}: graph", graph, FactorGraph)
     states.check_params(graph.param_shapes, params)
     rows, _, batch = tables.as_data(graph, rows, name)
-    keys = check_units(graph, num_units, rng_key, rows)
-    return pseudo_rows(graph, num_units, params, rows, keys).reshape(batch)
+    check_conditionals(graph)
+    return pseudo_rows(graph, params, rows).reshape(batch)
 
 
-def check_units(
-    graph: FactorGraph, num_units: int | None, rng_key: Array | None, rows: Rows
-) -> Keys:
-    """Check the model and ``num_units``, and return one key per row."""
+def check_conditionals(graph: FactorGraph) -> None:
+    """Refuse latents that cannot be summed out, and units whose values cannot be listed."""
     states.check_summable(graph, graph.latent)
     for b, family in graph.visible.items():
         if graph.latent and family.states() is None:
@@ -108,70 +96,49 @@ def check_units(
                 "in a model with latents, which take its conditional out of the "
                 "family. Use monitors.reconstruction"
             )
-    return draw_keys("num_units", num_units, rng_key, rows)
 
 
-def draw_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -> Keys:
-    """Return one key per row for a checked ``number`` of draws, which may be None."""
-    size = num_rows(rows)
-    if number is None:
-        return jnp.zeros((size, 2), jnp.uint32)
-    checks.count(name, number)
-    rng_key = checks.key(f"{name} needs a key: rng_key", rng_key)
-    return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def pseudo_rows(
-    graph: FactorGraph, num_units: int | None, params: Params, rows: Rows, keys: Keys
-) -> PerRow:
+@partial(jax.jit, static_argnums=0)
+def pseudo_rows(graph: FactorGraph, params: Params, rows: Rows) -> PerRow:
     """Return the value of each row, without checks."""
-    total = sum(f.size for f in graph.visible.values())
-    units = jnp.broadcast_to(jnp.arange(total), (len(keys), total))
-    if num_units is not None:
-        u = random.uniforms(keys, num_units)
-        units = (u * total).astype(jnp.int32)
-    if graph.latent:  # one unit of every row at a time
-        score = jax.vmap(partial(_one_unit, graph, params))
-        values = lax.map(partial(score, dict(rows)), units.T)
-    else:
-        values = jax.vmap(partial(_closed_form, graph, params))(dict(rows))
-        values = jnp.take_along_axis(values, units, 1).T
-    return values.mean(0) * total
+    if not graph.latent:
+        return jax.vmap(partial(_closed_form, graph, params))(dict(rows))
+    current = energy.summed_out(graph, params, rows, tuple(graph.latent))
+    scores = [_block_score(graph, params, rows, b, current) for b in graph.visible]
+    return jnp.stack(scores).sum(0)
 
 
-def _closed_form(
-    graph: FactorGraph, params: Params, row: Blocks
-) -> Float[Array, "units"]:
-    """Return log p(unit | rest) of every unit in a model without latents."""
+def _closed_form(graph: FactorGraph, params: Params, row: Blocks) -> Scalar:
+    """Return the sum of log p(unit | rest) over the units of a model without latents."""
     eta = energy.contributed(graph, None, params, graph.statistics(row))
-    log_probs = [
-        family.unit_log_prob(eta[b], row[b]) for b, family in graph.families.items()
-    ]
-    return jnp.concatenate([values.ravel() for values in log_probs])
+    log_probs = (
+        family.unit_log_prob(eta[b], row[b]).sum()
+        for b, family in graph.families.items()
+    )
+    return sum(log_probs, jnp.zeros(()))
 
 
-def _one_unit(graph: FactorGraph, params: Params, row: Blocks, unit: Count) -> Scalar:
-    """Return log p(unit | other visible units), by the unit's number in all blocks."""
-    latent = tuple(graph.latent)
+def _block_score(
+    graph: FactorGraph, params: Params, rows: Rows, block: str, current: PerRow
+) -> PerRow:
+    """Return the sum of log p(unit | other visible units) over the units of a block.
 
-    def log_density_at(b, index, state):
-        flat = row[b].reshape(-1)
-        flat = flat.at[index].set(state.astype(flat.dtype))
-        changed = row | {b: flat.reshape(graph.families[b].shape)}
-        return energy.log_unnormalized(graph, params, changed, latent)
+    :param current: log unnormalised density of each row.
+    """
+    family = graph.families[block]
+    by_unit = rows[block].reshape(-1, family.size)
 
-    value = jnp.zeros(())
-    start = 0
-    current = energy.log_unnormalized(graph, params, row, latent)
-    for b, family in graph.visible.items():
-        index = jnp.clip(unit - start, 0, family.size - 1)
-        is_inside = (unit >= start) & (unit < start + family.size)
-        log_density = jax.vmap(partial(log_density_at, b, index))
-        log_densities = log_density(enumeration.unit_values(family))
-        value = jnp.where(is_inside, current - logsumexp(log_densities), value)
-        start += family.size
-    return value
+    def log_density_at(unit, value):
+        changed = by_unit.at[:, unit].set(value.astype(by_unit.dtype))
+        x = {**rows, block: changed.reshape(rows[block].shape)}
+        return energy.summed_out(graph, params, x, tuple(graph.latent))
+
+    def score(unit):  # of every row
+        at_values = jax.vmap(partial(log_density_at, unit))
+        log_densities = at_values(enumeration.unit_values(family))
+        return current - logsumexp(log_densities, axis=0)
+
+    return lax.map(score, jnp.arange(family.size)).sum(0)
 
 
 def mean_field_bound(
@@ -232,6 +199,16 @@ def mean_field_bound(
     rows, _, batch = tables.as_data(graph, rows, "mean_field_bound")
     keys = draw_keys("mean_field_bound: num_draws", num_draws, rng_key, rows)
     return _bounds(graph, passes, num_draws, params, rows, keys).reshape(batch)
+
+
+def draw_keys(name: str, number: int | None, rng_key: Array | None, rows: Rows) -> Keys:
+    """Return one key per row for a checked ``number`` of draws, which may be None."""
+    size = num_rows(rows)
+    if number is None:
+        return jnp.zeros((size, 2), jnp.uint32)
+    checks.count(name, number)
+    rng_key = checks.key(f"{name} needs a key: rng_key", rng_key)
+    return random.fold_in(random.key_pair(rng_key), jnp.arange(size))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -214,15 +214,10 @@ def _free_energy_gap(
 def pseudo_log_likelihood(
     graph: FactorGraph,
     rows: StateLike,
-    *,
-    num_units: int | None = None,
-    rng_key: Array | None = None,
 ) -> Monitor:
     """Return a monitor of the mean over rows of :func:`ebmpp.evaluate.pseudo_log_likelihood`.
 
     :param rows: values of the visible blocks to evaluate.
-    :param num_units: number of random units of each row, scaled to all; None for all.
-    :param rng_key: a jax key, needed with ``num_units``; the same draws at each call.
     :raises IntractableError: at once, where a unit's conditional is not available.
 
     **Example**
@@ -235,11 +230,9 @@ def pseudo_log_likelihood(
     -6.2383
     """
     rows = _rows(graph, rows)
-    keys = scores.check_units(graph, num_units, rng_key, rows)
+    scores.check_conditionals(graph)
     return Monitor(
-        Partial(_mean, (scores.pseudo_rows, graph, num_units)),
-        (rows, keys),
-        log_likelihood=True,
+        Partial(_mean, (scores.pseudo_rows, graph)), (rows,), log_likelihood=True
     )
 
 
