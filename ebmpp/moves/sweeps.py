@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -30,7 +30,6 @@ from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
 from ebmpp.graph.states import Clamped, as_rows
 from ebmpp.moves.couplings import resolve, stalls
-from ebmpp.moves.gibbs import initial_rows
 from ebmpp.moves.gradients import informed_sweep
 from ebmpp.moves.mixture import (
     LOCAL_STEPS,
@@ -39,7 +38,7 @@ from ebmpp.moves.mixture import (
     make_pool,
     mixture_sweep,
 )
-from ebmpp.moves.move import Layer, Move, draw_sweep, gibbs_sweep
+from ebmpp.moves.move import Layer, Move, draw_chains
 from ebmpp.moves.target import Pool, Target
 
 _SWEEPS = 10  # that draw the missing blocks of a pool where they are not one layer
@@ -322,16 +321,8 @@ def complete_rows(target: Target, rows: Rows, key: Key) -> Blocks:
     """Return rows with draws of the other blocks, exact if these are one layer."""
     graph = target.graph
     count = num_rows(rows)
-    held = {**target.clamped_rows(count), **rows}
+    held = Clamped({**target.clamped_rows(count), **rows})
+    around = Target(graph, target.params, held)
     keys = random.fold_in(key, jnp.arange(count))
-    free = tuple(b for b in graph.families if b not in held)
-    x = held | initial_rows(graph, free, random.fold_in(keys, 0))
-    around = Target(graph, target.params, Clamped(held))
-    moves = gibbs_sweep(graph, held)
-
-    def step(i, x):
-        moved, _ = draw_sweep(around, x, moves, random.fold_in(keys, i + 1))
-        return moved
-
-    num_sweeps = _SWEEPS if graph.interacting(free) else 1
-    return lax.fori_loop(0, num_sweeps, step, x)
+    num_sweeps = _SWEEPS if graph.interacting(around.free) else 1
+    return draw_chains(around, keys, num_sweeps)
