@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax.typing import ArrayLike
 
 from ebmpp.core import checks
+from ebmpp.core.rows import at_index
 from ebmpp.core.types import Numbers
 from ebmpp.errors import ArgumentError, CheckpointError
 
@@ -132,7 +133,7 @@ def shard_jobs(
         local, in_specs=(spec, P()), out_specs=(P(name), P()), check_vma=False
     )
     values, sums = sharded(arrays, shared)
-    return jax.tree.map(lambda a: a[:count], values), sums
+    return at_index(values, slice(count)), sums
 
 
 def place(tree: T) -> T:

@@ -19,7 +19,17 @@ import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Key, Keys, Rows, compiled, num_rows, random, sharding
+from ebmpp.core import (
+    Blocks,
+    Key,
+    Keys,
+    Rows,
+    at_index,
+    compiled,
+    num_rows,
+    random,
+    sharding,
+)
 from ebmpp.coupling.slots import Fresh, start_rows
 from ebmpp.moves.mixture import largest_weight
 from ebmpp.moves.move import Move, draw_sweep, num_proposals
@@ -184,7 +194,7 @@ def _run(
     Proposals of the second half are counted.
     """
     target = target.take(np.arange(len(keys)))
-    start = start_rows(jax.tree.map(lambda a: a[: len(keys)], x), target)
+    start = start_rows(at_index(x, slice(len(keys))), target)
 
     def sweep(t, carry):
         x, total = carry

@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 
-from ebmpp.core import checkpoints, checks, select
+from ebmpp.core import at_index, checkpoints, checks, select
 from ebmpp.kernels.base import InitParams, Run, is_batched
 
 T = TypeVar("T", bound=PyTree)
@@ -222,7 +222,7 @@ class Chunks:
         inputs = self._start, (self.state, self.running)
         (self.state, self.running), stored = self._programs[size](inputs)
         if self.mcmc.num_chains == 1:
-            return jax.tree.map(lambda a: a[None], stored)
+            return at_index(stored, None)
         if self._vectorized:
             return jax.tree.map(lambda a: a.swapaxes(0, 1), stored)
         return stored

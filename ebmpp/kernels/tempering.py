@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 import numpy as np
 
-import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
 from ebmpp.annealing.path import Path, check_models, summed_blocks
-from ebmpp.core import Blocks, Counts, Eta, Params, checks, is_concrete
+from ebmpp.core import Blocks, Counts, Eta, Params, at_index, checks, is_concrete
 from ebmpp.graph import FactorGraph
 from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still
 from ebmpp.moves import Move, Target, sweeps, tempering
@@ -36,9 +35,7 @@ class Knots(NamedTuple):
         """Return the knots of a path, without the last one if it is the model."""
         known = is_concrete(params)
         num = len(path) - (known and path.ends_at(params))
-        return Knots(
-            path.betas[:num], jax.tree.map(lambda a: a[:num], path.along()), path.eta0
-        )
+        return Knots(path.betas[:num], at_index(path.along(), slice(num)), path.eta0)
 
 
 class TemperingState(NamedTuple):

@@ -12,7 +12,18 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Blocks, Eta, Keys, Params, Rows, State, expand, num_rows, random
+from ebmpp.core import (
+    Blocks,
+    Eta,
+    Keys,
+    Params,
+    Rows,
+    State,
+    expand,
+    merge_axes,
+    num_rows,
+    random,
+)
 from ebmpp.moves.move import Move, draw_sweep
 from ebmpp.moves.rungs import (
     Place,
@@ -97,9 +108,6 @@ class Ensemble(Target):
         def repeat(v):
             return v if len(v) == 1 else jnp.repeat(v, num, axis=0)
 
-        def merge(v):
-            return v.reshape(-1, *v.shape[2:])
-
         def split(v):
             return v.reshape(-1, num, *v.shape[1:])
 
@@ -110,7 +118,7 @@ class Ensemble(Target):
             jax.tree.map(repeat, self.fixed),
             tempering=Tempering(jnp.tile(self.betas, count), self.reference),
         )
-        return jax.tree.map(split, fn(target, *jax.tree.map(merge, rows)))
+        return jax.tree.map(split, fn(target, *merge_axes(rows)))
 
     def _over_replicas(self, fn: Callable[..., T], *rows: PyTree) -> T:
         """Apply ``fn(target, *rows)`` replica by replica, over the second axis of all arrays."""

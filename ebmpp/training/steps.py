@@ -18,7 +18,16 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from ebmpp.core import Key, Params, backend, checks, compiled, random, sharding
+from ebmpp.core import (
+    Key,
+    Params,
+    at_index,
+    backend,
+    checks,
+    compiled,
+    random,
+    sharding,
+)
 from ebmpp.estimators import UCD, Batch, Estimator, base
 from ebmpp.graph import FactorGraph
 from ebmpp.training.batches import BatchSource, Selection
@@ -306,7 +315,7 @@ def _batch_of(selection: Selection) -> Batch:
     rows = selection.rows
     known = selection.known
     if selection.index is not None:
-        rows, known = jax.tree.map(lambda a: a[selection.index], (rows, known))
+        rows, known = at_index((rows, known), selection.index)
     batch = Batch.uniform(rows, known)
     if selection.weights is None:
         return batch
