@@ -217,9 +217,7 @@ def split(
     part = Part(
         family, tuple((name, HashableArray.copy(p)) for name, p in pieces.items())
     )
-    parts = {
-        b: part if b == block else unchanged(b, f) for b, f in graph.families.items()
-    }
+    parts = unchanged(graph.families) | {block: part}
     small = {
         name: dataclasses.replace(family, shape=(len(p),)) for name, p in pieces.items()
     }

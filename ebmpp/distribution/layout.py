@@ -168,11 +168,8 @@ class UnitwiseSupport(constraints.Constraint):
 
     def feasible_like(self, prototype: Array) -> Array:
         """Return a value in the support."""
-        blocks = {}
-        for b in self.layout.names:
-            family = self.graph.families[b]
-            words = jnp.zeros((*family.shape, family.num_words), jnp.uint32)
-            blocks[b] = family.initial(words)
+        families = self.graph.families
+        blocks = {b: states.placeholder(families[b]) for b in self.layout.names}
         value = self.layout.join(blocks).astype(jnp.result_type(prototype))
         return jnp.broadcast_to(value, jnp.shape(prototype))
 

@@ -299,14 +299,15 @@ def as_observed(
 
 def _fill(family: Family, value: Numbers, known: Numbers) -> Numbers:
     """Replace values at unknown units by ones in the support."""
-    placeholder = _placeholder(family)
+    default = placeholder(family)
     if isinstance(value, np.ndarray) and is_concrete(known):
-        return np.where(np.asarray(known), value, placeholder.astype(value.dtype))
-    return jnp.where(known, cast_values("", family, value, check=False), placeholder)
+        return np.where(np.asarray(known), value, default.astype(value.dtype))
+    return jnp.where(known, cast_values("", family, value, check=False), default)
 
 
 @lru_cache(maxsize=128)
-def _placeholder(family: Family) -> np.ndarray:
+def placeholder(family: Family) -> np.ndarray:
+    """Return values of a block in its support."""
     with sharding.eager():
         words = jnp.zeros((*family.shape, family.num_words), jnp.uint32)
         return np.asarray(family.initial(words))

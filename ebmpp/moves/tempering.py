@@ -108,7 +108,7 @@ def check_hot(graph: FactorGraph, params: Params, beta: float) -> None:
 @lru_cache(maxsize=32)
 def _at_beta(graph: FactorGraph, beta: float) -> FactorGraph:
     """Return the graph with its interactions multiplied by beta."""
-    parts = {b: unchanged(b, family) for b, family in graph.families.items()}
+    parts = unchanged(graph.families)
     factors = [
         rewire(f, parts, f.blocks[0], scale=beta) if f.interacts else f
         for f in graph.factors

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxtyping import PyTree
 import numpy as np
 
-import jax
 import optax
 
 from ebmpp.annealing.path import Path
@@ -77,7 +76,7 @@ class FitResult(Shown):
         steps = self.history.sizes["step"]
         by = f" by {self.estimator!r}" if self.estimator else ""
         best = "" if self.best_step is None else f", best at step {self.best_step}"
-        params = sum(np.size(a) for a in jax.tree.leaves(self.params))
+        params = optax.tree.size(self.params)
         return f"FitResult({steps} steps{by}, {params} params in {len(self.params)} factors{best})"
 
     def _card(self) -> Card:

@@ -298,7 +298,7 @@ def _step(
         )
     update = _update(partial(optimizer.update, numbers), estimate.gradient, state)
     metrics = {"gradient_norm": update.norm, "ok": update.ok, **estimate.metrics}
-    num_params = sum(np.size(a) for a in jax.tree.leaves(state.params))
+    num_params = optax.tree.size(state.params)
     per_row = num_params + _DRAW_COST * graph.num_units
     sweeps = estimate.sweeps
     if not isinstance(sweeps, int | float):  # else each step costs the same

@@ -70,7 +70,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
                 clamped.batch,
                 hint="Clamp the blocks in a kernel to hold one row per chain.",
             )
-        parts = {b: unchanged(b, f) for b, f in graph.families.items()}
+        parts = unchanged(graph.families)
         remaining = dict(graph.families)
         offsets = dict.fromkeys((f.name for f in graph.factors), 0.0)
         for b, value in {**clamped.full, **clamped.partial}.items():
@@ -104,7 +104,7 @@ def _fixed_part(
     """Return the assembly of the block's statistics, and the family of its free units."""
     free = np.flatnonzero(~known)
     if len(free) == family.size:
-        return unchanged(block, family), family
+        return unchanged({block: family})[block], family
     fixed = HashableArray.copy(family.statistics(value))
     if not len(free):
         return Part(family, (), fixed), None

@@ -129,7 +129,7 @@ def _without(graph: FactorGraph, block: str) -> FactorGraph:
     factor = Factor(
         *(near or tuple(rest)[:1]), energy=summed, init=_InitialOfAll(local), name=block
     )
-    parts = {b: unchanged(b, f) for b, f in rest.items()}
+    parts = unchanged(rest)
     others = [f for f in graph.factors if f not in factors]
     return with_blocks(graph, rest, [*others, factor], parts)
 

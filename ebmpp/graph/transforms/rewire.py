@@ -136,9 +136,9 @@ def _lateral(factor: Factor, parts: Mapping[str, Part]) -> dict[str, np.ndarray]
     return lateral
 
 
-def unchanged(block: str, family: Family) -> Part:
-    """Return the assembly of an unchanged block."""
-    return Part(family, ((block, None),))
+def unchanged(families: Families) -> dict[str, Part]:
+    """Return the assemblies of unchanged blocks."""
+    return {b: Part(family, ((b, None),)) for b, family in families.items()}
 
 
 def with_blocks(
