@@ -39,15 +39,15 @@ def binarize(
     >>> ebmpp.data.binarize([0.0, 1.0], method="bernoulli", rng_key=jax.random.key(0))
     array([0., 1.], dtype=float32)
     """
-    x = np.asarray(checks.numbers("binarize: x", x))
     checks.choice("binarize: method", method, ("threshold", "bernoulli"))
     if method == "threshold":
+        x = np.asarray(checks.numbers("binarize: x", x))
         threshold = checks.number("binarize: threshold", threshold)
         _check_all("binarize: x", x, np.isfinite(x), "finite")
         return (x > threshold).astype(np.float32)
     rng_key = checks.key("binarize: rng_key of method 'bernoulli'", rng_key)
-    _check_all("binarize: x", x, (x >= 0) & (x <= 1), "in [0, 1]")
-    return np.asarray(jax.random.bernoulli(rng_key, x.astype(np.float32)), np.float32)
+    probs = _fractions("binarize: x", x).astype(np.float32)
+    return np.asarray(jax.random.bernoulli(rng_key, probs), np.float32)
 
 
 def encode_bits(x: ArrayLike, num_bits: int = 8) -> np.ndarray:
@@ -69,8 +69,7 @@ def encode_bits(x: ArrayLike, num_bits: int = 8) -> np.ndarray:
            [0, 0, 0, 0, 0, 1, 0, 1]])
     """
     num_bits = checks.count("encode_bits: num_bits", num_bits, most=_MAX_BITS)
-    x = np.asarray(checks.numbers("encode_bits: x", x), float)
-    _check_all("encode_bits: x", x, (x >= 0) & (x <= 1), "in [0, 1]")
+    x = _fractions("encode_bits: x", x)
     levels = np.rint(x * (2**num_bits - 1)).astype(np.int64)
     places = np.arange(num_bits)[::-1]
     return ((levels[..., None] >> places) & 1).astype(np.float32)
@@ -89,11 +88,17 @@ def decode_bits(bits: ArrayLike) -> np.ndarray:
     >>> decode_bits(encode_bits([0.0, 0.2, 1.0]))
     array([0. , 0.2, 1. ], dtype=float32)
     """
-    bits = np.atleast_1d(np.asarray(checks.numbers("decode_bits: bits", bits), float))
-    checks.count("decode_bits: last axis of bits", bits.shape[-1], most=_MAX_BITS)
-    _check_all("decode_bits: bits", bits, (bits >= 0) & (bits <= 1), "in [0, 1]")
-    weights = 2.0 ** np.arange(bits.shape[-1])[::-1]
+    bits = np.atleast_1d(_fractions("decode_bits: bits", bits))
+    num_bits = bits.shape[-1]
+    checks.count("decode_bits: last axis of bits", num_bits, most=_MAX_BITS)
+    weights = 2.0 ** np.arange(num_bits)[::-1]
     return (bits @ weights / weights.sum()).astype(np.float32)
+
+
+def _fractions(name: str, x: ArrayLike) -> np.ndarray:
+    x = np.asarray(checks.numbers(name, x), float)
+    _check_all(name, x, (x >= 0) & (x <= 1), "in [0, 1]")
+    return x
 
 
 def _check_all(name: str, x: np.ndarray, is_valid: np.ndarray, expected: str) -> None:
