@@ -41,7 +41,7 @@ from ebmpp.estimators.phases import check_rows
 from ebmpp.exact import enumeration, perfect
 from ebmpp.graph import FactorGraph, tables
 from ebmpp.moves import Move, Target
-from ebmpp.moves.sweeps import CouplingLike, resolve_moves
+from ebmpp.moves.sweeps import CouplingLike, mixture_of, resolve_moves, with_pool
 from ebmpp.training.estimates import Estimates
 
 Vector = Float[np.ndarray, "params"]
@@ -124,8 +124,9 @@ def estimate(
     :param num_steps: most runs whose mean is a step; fewer if the Monte Carlo error is a
         hundredth of the standard error.
     :param coupling: see :func:`ebmpp.unbiased_expectation`. None: exact sums where
-        possible, "common" for units of a block that interact and have finitely many
-        values, and "maximal" elsewhere.
+        possible, and elsewhere for units of finitely many values "mixture" if there are
+        latents, and "common" if units of a block interact; otherwise "maximal". The
+        pool of a mixture is the data.
     :param max_sweeps: sweeps after which a pair counts as unmet.
     :warns UserWarning: for the verdicts "boundary" and "degenerate".
     :raises UnmetError: if pairs do not meet, though there are no two phases.
@@ -307,7 +308,12 @@ def _resolve(graph: FactorGraph, coupling: CouplingLike) -> tuple[Move, ...]:
         pass
     # rejected trials of maximal couplings took 0.8 of the time in networks of 120 dyads
     is_finite = all(f.states() is not None for f in graph.families.values())
-    return resolve_moves(graph, "common" if graph.splits and is_finite else None)
+    if graph.splits and is_finite:
+        coupling = "common"
+    # Gibbs chains stay in one of several separate classes
+    if graph.latent and is_finite:
+        coupling = "mixture"
+    return resolve_moves(graph, coupling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,7 +375,9 @@ class _Search:
         if not self.moves:
             return _sum_states(self.graph, target.params, x.keys)
         group = enumeration.largest_independent(self.graph, self.graph.latent)
-        key = random.fold_in(key, 2)
+        pool = self.rows if mixture_of(self.moves) else None
+        key, pool_key = random.fold_in(key, np.arange(2, 4))
+        target = with_pool("estimate", target, self.moves, pool, pool_key)
         return run_pairs(target, self.moves, Scores(group), None, x, y, key, window)[:2]
 
     def run(self, theta: Vector, num_steps: int, max_sweeps: int) -> Estimates:

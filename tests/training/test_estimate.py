@@ -28,6 +28,8 @@ from ebmpp import (
     Spin,
     layered,
 )
+from ebmpp.errors import UnmetError
+from ebmpp.training import estimation
 from helpers import assert_law, nightly, random_params
 
 KEY = jax.random.key(0)
@@ -202,6 +204,29 @@ def test_separate_classes_are_found_from_a_random_start() -> None:
     assert np.abs(logits[:, order].T - pattern).max() < 0.5
     gradient = ebmpp.exact.grad_log_likelihood(graph, result.params, rows)
     assert max(jnp.abs(g).max() for g in jax.tree.leaves(gradient)) < 1e-5
+
+
+@pytest.mark.nightly
+def test_separate_classes_meet_without_exact_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two latents switch six units each, which Gibbs chains flip rarely."""
+    graph = layered(v=Bernoulli(12), h=Bernoulli(2))
+    w = 4.0 * np.kron(np.eye(2), [[1], [-1], [1], [-1], [1], [1]]).astype(np.float32)
+    params = {"v": -w.sum(1) / 2, "h": -w.sum(0) / 2, "v:h": w}
+    rows = ebmpp.perfect_sample(graph, params, 500, rng_key=KEY)["v"]
+    options = {"rng_key": KEY, "params": params, "num_pairs": 300, "max_sweeps": 100}
+    exact = ebmpp.estimate(graph, rows, **options)
+    monkeypatch.setattr(estimation, "_MOST_STATES", 0)
+    result = ebmpp.estimate(graph, rows, **options)
+    assert exact.verdict == result.verdict == "converged"
+    noise = vector(result.monte_carlo_error)
+    assert (noise > 0).all()
+    assert_law(vector(result.params), vector(exact.params), noise)
+    errors = vector(result.standard_error), vector(exact.standard_error)
+    np.testing.assert_allclose(*errors, rtol=0.1)
+    with pytest.raises(UnmetError, match="did not meet"):
+        ebmpp.estimate(graph, rows, coupling="maximal", **options)
 
 
 def test_weights_are_numbers_of_networks() -> None:
