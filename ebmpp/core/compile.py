@@ -48,6 +48,8 @@ _FAST = ("xla_cpu_use_fusion_emitters", False)
 _ROLLED = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
 # LLVM's level stays XLA's own: the first compiled in 0.9 of the time, but aborted the
 # process on chains of two or three replicas ("Cannot select ... SUBV_BROADCAST_LOAD").
+# Level 0, at which all tests run, takes a third; programs that run once are slower.
+_ONCE = ("xla_backend_optimization_level", 0)
 _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
 
@@ -58,9 +60,8 @@ def is_fast_compile() -> bool:
 
 def is_traced(inputs: PyTree) -> bool:
     """Return True if any leaf is a tracer, or if the call is made while a function is traced."""
-    # an operation on a constant is traced, too; `jnp.negative` takes 5 us, `jnp.zeros`
-    # 24
-    leaves = jax.tree.leaves((jnp.negative(0.0), inputs))
+    # a constant is traced, too; `jnp.zeros` would compile a program
+    leaves = jax.tree.leaves((jnp.asarray(0.0), inputs))
     return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
@@ -93,6 +94,7 @@ class Compiled:
     statics: int | tuple[int, ...] = 0
     size: int = 16
     fast_compile: Callable[..., bool] | None = None
+    once: bool = False
     key: Callable[..., Hashable] | None = None
     unbounded: bool = False
 
@@ -114,7 +116,7 @@ class Compiled:
         is_new = program.called is None
         if is_new:
             is_fast = bool(self.fast_compile and self.fast_compile(*args, **kwargs))
-            options = _options(is_fast)
+            options = _options(is_fast, self.once)
             program.is_fast = _FAST in options
             program.called = self._jit(program.inlined, options)
         token = _fast.set(program.is_fast)
@@ -186,6 +188,7 @@ def compiled(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     :param size: number of values of the static arguments whose programs are kept.
     :param fast_compile: called once per program with the arguments; True to compile by
         XLA's older emitters. Measure before you ask for it.
+    :param once: True for programs that run once, which LLVM does not optimise.
     :param key: called with the arguments; a further part of the cache key, hashable.
     :param unbounded: True for a run that may not end soon: a call waits for its result,
         and Ctrl-C ends the wait.
@@ -199,13 +202,16 @@ def compiled(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return partial(Compiled, **options) if fn is None else Compiled(fn, **options)
 
 
-def _options(is_fast: bool) -> _Options:
+def _options(is_fast: bool, once: bool) -> _Options:
     """Return the compiler options for the default device."""
     if backend.accelerated():
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    requested = (_WIDE, _FAST) if is_fast else (_WIDE,)
-    return tuple(o for o in requested if o[0] not in flags and _is_known(*o))
+    options = [_WIDE, *([_FAST] if is_fast else []), *([_ONCE] if once else [])]
+    requested = tuple(o for o in options if o[0] not in flags)
+    if _are_known(requested):
+        return requested
+    return tuple(o for o in requested if _are_known((o,)))
 
 
 @contextlib.contextmanager
@@ -221,10 +227,10 @@ def _collection_paused() -> Generator[None]:
 
 
 @cache
-def _is_known(name: str, value: object) -> bool:
-    """Return True if XLA knows an option; it does not compile with an unknown one."""
+def _are_known(options: _Options) -> bool:
+    """Return True if XLA knows the options; it does not compile with an unknown one."""
     try:
-        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

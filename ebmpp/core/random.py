@@ -103,8 +103,13 @@ def is_typed(key: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key)
 
 
-def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair:
-    """Return the key pair of a jax key, typed or legacy, of any implementation."""
+def key_pair(
+    rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"], number: Counter = _OURS[0]
+) -> KeyPair:
+    """Return the key pair of a jax key, typed or legacy, of any implementation.
+
+    :param number: another one gives another pair, by the same single hash.
+    """
     if is_typed(rng_key):
         rng_key = jax.random.key_data(rng_key)
     key = rng_key[..., :2] if rng_key.shape[-1] > 2 else rng_key
@@ -113,7 +118,7 @@ def key_pair(rng_key: Key[Array, "*rows"] | UInt32[Array, "*rows 2"]) -> KeyPair
         key = fold_in(key, rng_key[..., start], rng_key[..., start + 1])
     # jax.random.split never uses this counter, so keys that a caller splits from the
     # same key differ.
-    return fold_in(key, *_OURS)
+    return fold_in(key, number, _OURS[1])
 
 
 def as_key(words: UInt32[Array, "*rows 2"]) -> Key[Array, "*rows"]:

@@ -47,20 +47,20 @@ def energies_of(trace: Mapping[str, PyTree]) -> dict[str, list[EnergyDistributio
 def _by_site(kind: Any, trace: Mapping[str, PyTree]) -> dict[str, list]:
     """Return, by sample site, the instances of a class in the distribution."""
     return {
-        name: [part for part in _parts(site["fn"]) if isinstance(part, kind)]
+        name: [part for part in parts_of(site["fn"]) if isinstance(part, kind)]
         for name, site in trace.items()
         if site["type"] == "sample"
     }
 
 
-def _parts(fn: PyTree) -> Iterator[PyTree]:
+def parts_of(fn: PyTree) -> Iterator[PyTree]:
     """Yield a distribution, and what it holds, such as components of a mixture and arrays."""
     yield fn
     if isinstance(fn, dist.Distribution):
         for part in jax.tree.leaves(
             dict(vars(fn)), is_leaf=lambda part: isinstance(part, dist.Distribution)
         ):
-            yield from _parts(part)
+            yield from parts_of(part)
 
 
 def _reweights(fn: dist.Distribution) -> bool:

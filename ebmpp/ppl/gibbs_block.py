@@ -174,7 +174,8 @@ class GibbsBlock(block.Block):
             see :class:`GibbsBlock`. It heats the whole log density, including the prior
             and jointly with its latents.
         :param joint: "auto" to draw the discrete units jointly where all of them form a
-            forest whose tables are not too large; "forest" to draw them by layers that
+            forest whose tables are not too large, or have at most 64 joint states;
+            "forest" to draw them by layers that
             are forests, such as two of a lattice; "units" to draw them by layers of
             units that do not interact.
         :param init_strategy: where chains start, as for :class:`numpyro.infer.NUTS`.

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ebmpp.core import Numbers, SiteArrays
-from ebmpp.distribution.tractability import base_of, with_base
+from ebmpp.distribution import EnergyDistribution
+from ebmpp.distribution.tractability import base_of, parts_of, with_base
 from ebmpp.traced.rows import all_in_row, is_staged
 
 _ROUNDING = 1e-6  # of values at the edge of their support
@@ -97,6 +98,23 @@ def _prototype_value(site: Message) -> ArrayLike:
         if support == constraint:
             return jnp.asarray(np.full(shape, value))
     return init_to_sample(site)
+
+
+def are_valid(trace: Trace) -> bool:
+    """Return True if all params of a trace's distributions are valid, by programs of NumPy.
+
+    False for energies, which check their params themselves.
+    """
+    for site in trace.values():
+        for part in parts_of(site["fn"]) if site["type"] == "sample" else ():
+            if isinstance(part, EnergyDistribution):
+                return False
+            for name, constraint in getattr(part, "arg_constraints", {}).items():
+                value = vars(part).get(name)  # None of those that follow from others
+                is_open = value is None or constraints.is_dependent(constraint)
+                if not is_open and not np.all(constraint(np.asarray(value))):
+                    return False
+    return True
 
 
 def with_deterministic(model: Callable, call: Any, values: SiteArrays) -> SiteArrays:

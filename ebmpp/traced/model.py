@@ -3,6 +3,7 @@
 """A NumPyro model as a block reads it, and the calls of the block that follow."""
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -12,13 +13,16 @@ from jaxtyping import PyTree
 import numpy as np
 from numpyro import handlers
 from numpyro.distributions import ImproperUniform, constraints
+from numpyro.distributions.distribution import validation_enabled
 from numpyro.infer.gibbs import (
     latent_sample_sites,
     subsample_plate_sizes,
 )
+from numpyro.infer.util import log_density
 
 import jax
 from jax import Array, core
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 import jax.numpy as jnp
 
 from ebmpp.core import Numbers, checks, is_concrete, select
@@ -38,6 +42,7 @@ from ebmpp.traced.data import (
     Message,
     Prototype,
     Trace,
+    are_valid,
     count_impossible,
     element_of,
     impossible_sites,
@@ -100,6 +105,7 @@ class ModelInfo:
         self.distributions = {name: base_of(trace[name]["fn"]) for name in names}
         self.scales = {name: trace[name]["scale"] for name in names}
         self.arguments = Arguments(call)
+        self._traced: dict[tuple, ClosedJaxpr] = {}
         self.samples = names_of("sample", trace)
         self._impossible = impossible_sites(trace)
         self.deterministic = names_of("deterministic", trace)
@@ -111,9 +117,13 @@ class ModelInfo:
 
     def _prototype(self, call: Call) -> Trace:
         """Return a trace of the model at any possible values of its sites."""
-        model = handlers.seed(Prototype(self.model), jax.random.key(0))
+        seeded = handlers.seed(Prototype(self.model), jax.random.key(0))
+        model = handlers.trace(seeded)
         args, kwargs = call.inputs
-        return handlers.trace(model).get_trace(*args, **kwargs)
+        # which compiles some four programs per distribution, 25 ms each
+        with validation_enabled(False):
+            trace = model.get_trace(*args, **kwargs)
+        return trace if are_valid(trace) else model.get_trace(*args, **kwargs)
 
     def support(self, name: str) -> Any:
         """Return the constraint on one unit of a site."""
@@ -176,6 +186,33 @@ class ModelInfo:
         # handlers around a call, such as NUTS's, must not see the sites of this trace
         with handlers.block():
             return handlers.trace(model).get_trace(*args, **kwargs)
+
+    def log_density_of(
+        self, model: Callable, values: SiteValues, arguments: Sequence[Numbers]
+    ) -> Array:
+        """Return the log density of a model with the same arguments."""
+        args, kwargs = self.arguments.rebuild(arguments)
+        model = handlers.seed(ArrayData(model), 0)
+        density, _ = log_density(model, args, kwargs, dict(values))
+        return jnp.asarray(density)
+
+    def log_density(
+        self, values: SiteValues, arguments: Sequence[Numbers], are_inside: bool
+    ) -> Array:
+        """Return the log density, for which the model is traced once.
+
+        :param values: of all latent sites.
+        :param are_inside: True if all are in their supports, for which NumPyro's
+            validation would add masks.
+        """
+        key = self.arguments, are_inside
+        if key not in self._traced:
+            trace = jax.make_jaxpr(functools.partial(self.log_density_of, self.model))
+            inside = validation_enabled(False)
+            with inside if are_inside else contextlib.nullcontext():
+                self._traced[key] = trace(self.latent, self.arguments.arrays)
+        leaves = jax.tree.leaves((values, list(arguments)))
+        return jaxpr_as_fun(self._traced[key])(*leaves)[0]
 
     def check_data(self, call: Call) -> None:
         """Raise a StateError for impossible data, which most log densities would ignore."""

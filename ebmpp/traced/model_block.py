@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from ebmpp.core import SiteArrays, checks, random, select
 from ebmpp.distribution.tractability import read_by_params
 from ebmpp.errors import IntractableError, StateError
-from ebmpp.kernels.base import InitParams, Kwargs
+from ebmpp.kernels.base import InitParams, Kwargs, is_batched
 from ebmpp.moves.forests.sums import MarginalsByPair, PairMarginals
 from ebmpp.traced import block
 from ebmpp.traced.block import (
@@ -182,11 +182,13 @@ class ModelKernel(block.Block):
         Layer l of sweep s draws from the words of this step, folded with s and l.
         """
         context = self.info.context(values, call)
-        keys = keys if index is None else random.fold_in(random.key_pair(keys), index)
+        keys = keys if index is None else random.key_pair(keys, index)
+        is_single = self.num_sweeps == 1 and self.tempering is None
 
         def sweep_once(s, carry):
             sites, degenerate = carry
-            moved, more = self.drawn((sites, context), random.fold_in(keys, s))
+            sweep_keys = keys if is_single else random.fold_in(keys, s)
+            moved, more = self.drawn((sites, context), sweep_keys)
             return select(moved, self.sites), degenerate + more
 
         zero = jnp.int32(0)
@@ -530,7 +532,7 @@ class ModelKernel(block.Block):
     ) -> Iterator[tuple[SiteValues, float]]:
         """Yield states by random values of layers and draws of continuous sites."""
         keys = random.key_pair(key)
-        values = self.start(values, call, keys, is_free=True)
+        values = self.start(values, call, key, is_free=True)
         context = self.info.context(values, call)
         if isinstance(self.conditionals, ForestLayers):
             inputs = self.sweep.with_latents((values, context), keys)
@@ -565,7 +567,7 @@ class ModelKernel(block.Block):
             number.
         """
         # one key per chain, of chain_method="vectorized"
-        if random.key_pair(rng_key).ndim > 1:
+        if is_batched(rng_key):
 
             def first(key, values):
                 return self.init(key, num_warmup, values, model_args, model_kwargs)
@@ -587,7 +589,7 @@ class ModelKernel(block.Block):
             )
         named = sites.intersection(self.start.named)
         values = {**select(self.start.named, named), **values}
-        values = self.start(values, call, random.key_pair(rng_key), is_free)
+        values = self.start(values, call, rng_key, is_free)
         return self._first(Advanced(values), rng_key)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: Kwargs) -> Callable:

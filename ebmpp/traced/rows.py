@@ -3,6 +3,8 @@
 """Calls on the host with concrete values of all chains, also inside an eager ``jax.vmap``."""
 
 from collections.abc import Callable, Sequence
+import math
+from typing import Any
 
 from jaxtyping import PyTree
 import numpy as np
@@ -14,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching
 import jax.numpy as jnp
 
-from ebmpp.core import merge_axes
+from ebmpp.core import random
 
 _ON_ROWS = Primitive("on_rows")
 _ON_ROWS.multiple_results = True
@@ -22,7 +24,7 @@ _ON_ROWS.multiple_results = True
 
 def is_staged() -> bool:
     """Return True inside of ``jax.jit`` and ``jax.pmap``, where no value is concrete."""
-    return isinstance(jnp.zeros(()), Tracer)
+    return isinstance(jnp.asarray(0.0), Tracer)
 
 
 def all_in_row(mask: Array, num_axes: int) -> Array:
@@ -45,9 +47,9 @@ def on_rows(fn: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
         structures.append(result_structure)
         return results
 
-    chains = [jnp.asarray(leaf)[None] for leaf in leaves]
-    results = _ON_ROWS.bind(*chains, fn=flat)
-    return jax.tree.unflatten(structures[0], [result[0] for result in results])
+    arrays = map(jnp.asarray, leaves)
+    results = _ON_ROWS.bind(*arrays, fn=flat, shape=())
+    return jax.tree.unflatten(structures[0], results)
 
 
 def checked(check: Callable[[PyTree], None], tree: PyTree) -> PyTree:
@@ -73,21 +75,34 @@ def checked(check: Callable[[PyTree], None], tree: PyTree) -> PyTree:
 
 
 @_ON_ROWS.def_impl
-def _call(*rows: Array, fn: Callable[..., list[Array]]) -> list[Array]:
-    return fn(*rows)
+def _call(
+    *arrays: Array, fn: Callable[..., list[Array]], shape: tuple[int, ...]
+) -> list[Array]:
+    """Call the function with the leading axes, of this shape, merged to one of chains."""
+    count = math.prod(shape)
+    rows = [_on_host(a).reshape((count, *a.shape[len(shape) :])) for a in arrays]
+    results = map(_on_host, fn(*rows))
+    return [jax.device_put(a.reshape((*shape, *a.shape[1:]))) for a in results]
+
+
+def _on_host(a: Array) -> Any:
+    """Return an array of numpy, for whose operations jax compiles no programs, or keys."""
+    return a if random.is_typed(a) else np.asarray(a)
 
 
 def _call_batched(
-    rows: Sequence[Array], axes: Sequence[int | None], *, fn: Callable
+    arrays: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    fn: Callable,
+    shape: tuple[int, ...],
 ) -> tuple[list[Array], list[int]]:
-    """Merge a mapped axis with that of the chains."""
-    pairs = list(zip(rows, axes))
+    """Add a mapped axis to the leading ones."""
+    pairs = list(zip(arrays, axes))
     size = next(a.shape[axis] for a, axis in pairs if axis is not None)
     mapped = [batching.bdim_at_front(a, axis, size) for a, axis in pairs]
-    merged = merge_axes(mapped)
-    results = _ON_ROWS.bind(*merged, fn=fn)
-    split = [a.reshape(size, -1, *a.shape[1:]) for a in results]
-    return split, [0] * len(split)
+    results = _ON_ROWS.bind(*mapped, fn=fn, shape=(size, *shape))
+    return results, [0] * len(results)
 
 
 batching.primitive_batchers[_ON_ROWS] = _call_batched

@@ -70,13 +70,11 @@ class BlockStart:
         checks.names("site of init_strategy", named, info.latent, StateError)
         #: values that the strategy names, of any sites of the model
         self.named = self._cast(named)
-        # of programs that run once; XLA's older emitters compile them in .65 of the
-        # time
-        self._begin = _over_rows(self._first)
+        self._begin = _over_rows(self._first, once=True)
         self._find = _over_rows(self._search)
 
     def __call__(
-        self, values: SiteValues, call: Call, keys: Array, is_free: bool = False
+        self, values: SiteValues, call: Call, rng_key: Array, is_free: bool = False
     ) -> SiteArrays:
         """Return values of all sites, possible ones; under ``jax.vmap`` of all chains at once.
 
@@ -92,14 +90,14 @@ class BlockStart:
         context = self.info.context({**prototypes, **values}, call)
         values = self._cast(values)
         if is_staged():
-            return self._check_staged((values, context), keys)
+            return self._check_staged((values, context), random.key_pair(rng_key))
         mapped = jax.tree.map(lambda v: v if isinstance(v, Tracer) else None, context)
         fixed = jax.tree.map(lambda v: None if isinstance(v, Tracer) else v, context)
 
         def check(rows):
             return self._check(*rows, fixed, call, is_free)
 
-        return on_rows(check, (values, mapped, keys))
+        return on_rows(check, (values, mapped, rng_key))
 
     def _cast(self, values: Mapping[str, ArrayLike]) -> SiteArrays:
         """Return values of sites as arrays; booleans as integers for NumPyro's summary."""
@@ -116,7 +114,7 @@ class BlockStart:
         self,
         fixed_values: SiteValues,
         mapped: Context,
-        keys: Array,
+        rng_keys: Array,
         fixed: Context,
         call: Call,
         is_free: bool,
@@ -127,7 +125,7 @@ class BlockStart:
             rest.
         """
         values, inside, log_prob, invalid = self._begin(
-            fixed_values, mapped, keys, fixed
+            fixed_values, mapped, rng_keys, fixed
         )
         valid = select(inside, fixed_values)
         if is_free:
@@ -154,7 +152,7 @@ class BlockStart:
             timer = threading.Timer(1.0, logging.getLogger("ebmpp").warning, [text])
             timer.start()
             held = {} if is_free else fixed_values
-            result = self._find((held, values), mapped, keys, fixed)
+            result = self._find((held, values), mapped, rng_keys, fixed)
             values, is_possible = jax.block_until_ready(result)
             timer.cancel()
         for site, mask in invalid.items():
@@ -425,20 +423,21 @@ def named_values(who: str, strategy: Strategy | None) -> dict[str, ArrayLike]:
     return {}
 
 
-def _over_rows(fn: Callable) -> Callable:
+def _over_rows(fn: Callable, once: bool = False) -> Callable:
     """Return a compiled ``fn(inputs, keys)`` of all chains; see :meth:`BlockStart._check`."""
 
-    def in_row(values, mapped, keys, fixed):
-        return fn((values, _merged(mapped, fixed)), keys)
+    def in_row(values, mapped, rng_key, fixed):
+        return fn((values, _merged(mapped, fixed)), random.key_pair(rng_key))
 
-    def over_rows(values, mapped, keys, fixed):
-        if len(keys) > 1:
-            return jax.vmap(in_row, (0, 0, 0, None))(values, mapped, keys, fixed)
+    def over_rows(values, mapped, rng_keys, fixed):
+        if len(rng_keys) > 1:
+            return jax.vmap(in_row, (0, 0, 0, None))(values, mapped, rng_keys, fixed)
         # without vmap a program takes half as long to trace
-        row = at_index((values, mapped, keys), 0)
+        row = at_index((values, mapped, rng_keys), 0)
         return at_index(in_row(*row, fixed), None)
 
-    return compiled(over_rows, fast_compile=lambda *_: True)
+    # XLA's older emitters compile them in .65 of the time
+    return compiled(over_rows, fast_compile=lambda *_: True, once=once)
 
 
 def _merged(mapped: Context, fixed: Context) -> Context:

@@ -97,14 +97,18 @@ class Truncated(dist.Distribution):
         return self.a * shift - jnp.where(self.n == 0, 0, self.n * growth)
 
     def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.draw(random.key_pair(jnp.asarray(key)), sample_shape)
+
+    def draw(self, words: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Return draws by the words of a key, ``(2,)``."""
         shape = self.shape(sample_shape)
         low, high = jnp.clip(self.ends / self.integral[None], -_BOUND, _BOUND)
 
         def trial(state):
             words, shift = state
-            words = random.fold_in(words, 0)
-            uniforms = random.uniforms(words, 2 * math.prod(shape))
-            u, v = uniforms.reshape(2, *shape)
+            # with those of the next trial, as a hash takes some 25 ms to compile
+            words, rest = jnp.split(random.words(words, 2 + 2 * shift.size), [2])
+            u, v = random.uniform(rest).reshape(2, *shape)
             new = self.integral * (low + (high - low) * v) / u
             accepted = 2 * jnp.log(u) < self._gain(new)
             accepted &= new == jnp.clip(new, *self.ends)
@@ -115,8 +119,7 @@ class Truncated(dist.Distribution):
 
         # pending, or nan without an integral
         shift = jnp.broadcast_to(jnp.inf + 0 * self.integral, shape)
-        start = random.key_pair(jnp.asarray(key)), shift
-        _, shift = lax.while_loop(is_pending, trial, start)
+        _, shift = lax.while_loop(is_pending, trial, (words, shift))
         mean, _ = _LINKS[self.family]
         x = mean((self.peak + shift) / self.power)
         if self.family == "Gamma":  # of small concentrations, which underflow

@@ -34,7 +34,8 @@ from ebmpp.traced.data import Message, Trace, sum_unmasked, with_log_density
 from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.posterior import ModelDensity
 
-_LATENTS = 1 << 18  # folded into the keys of latents beside their numbers
+# folded into keys beside a latent's number; larger than the counters of random words
+_LATENTS = (1 << 31) + 2
 
 
 def priors_with_latents(
@@ -90,13 +91,16 @@ class Augmented(ModelDensity):
         """Number of latent units."""
         return sum(math.prod(self.shapes[name]) for name in self.families)
 
-    def model_at(self, siblings: SiteValues) -> Callable:
-        """Return the model with joint densities of sites and latents in place of the priors."""
+    def _log_density(
+        self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
+    ) -> Array:
+        """Return the log density with joint ones of sites and latents in place of the priors."""
         latents = {site: {} for site in self.valid}
         for name, (site, b) in self.blocks.items():
             latents[site][b] = siblings[name]
         valid = {site: siblings[name] for site, name in self.valid.items()}
-        return _WithLatents(self.info.model, latents, valid)
+        model = _WithLatents(self.info.model, latents, valid)
+        return self.info.log_density_of(model, {**sites, **siblings}, arguments)
 
     def _natural(self, trace: Trace) -> list[Array]:
         etas = {}

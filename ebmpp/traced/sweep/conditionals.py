@@ -43,6 +43,9 @@ Visited = tuple[list[SiteArrays], Array]
 class Conditionals(ABC):
     """Conditionals of discrete units given everything else, in layers by ``colors``."""
 
+    #: passes over all layers in a draw
+    num_passes = 1
+
     def __init__(self, posterior: ModelDensity, colors: np.ndarray) -> None:
         self.posterior = posterior
         self.colors = colors
@@ -148,7 +151,9 @@ class Conditionals(ABC):
 
         def draw(number, units, weights, rejected):
             (weights,) = _tempered(weights, beta)
-            layer_keys = random.fold_in(keys, number)
+            # a hash takes some 25 ms to compile
+            is_single = self.num_layers * self.num_passes == 1
+            layer_keys = keys if is_single else random.fold_in(keys, number)
             drawn, valid = self.draw_layer(number, weights, layer_keys)
             is_rejected = (units < self.size) & ~valid
             rejected += is_rejected.sum(dtype=jnp.int32)
@@ -200,7 +205,7 @@ class Conditionals(ABC):
         words: Array,
     ) -> list[Choice]:
         """Draw the units of a layer in two chains, with masks of valid conditionals."""
-        family = Categorical(1, max(2, self.num_values))
+        family = Categorical(1, max(2, p.shape[-1]))
         valid = jnp.isfinite(p.max(-1)) & jnp.isfinite(q.max(-1))
         return [(numbers, valid) for numbers in family.couple(words, p, q)]
 
@@ -248,7 +253,8 @@ class Conditionals(ABC):
             before = present.at[units].get(mode="clip")
             after = jnp.where(is_possible, uniforms, -1).argmax(1)
             moves = (units < self.size) & (after != before) & is_possible.any(1)
-            moves &= number < self.num_layers  # in the first of several passes
+            # in the first of several passes
+            moves &= number < self.units.num_layers
 
             def at(numbers):
                 return jnp.take_along_axis(rows, numbers[:, None], 1)[:, 0]

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.distributions.distribution import validation_enabled
 
 import jax
 from jax import Array, lax
@@ -39,9 +38,9 @@ from ebmpp.traced.sweep.posterior import ModelDensity, groups_of
 from ebmpp.traced.truncated import Truncated
 
 _MOST_JOINT = 1024  # units that are drawn jointly
-# folded into keys beside a site's number
-_CONTINUOUS = 1 << 16
-_COUPLED = 1 << 17
+# folded into keys beside a site's number; larger than the counters of random words
+_CONTINUOUS = 1 << 31
+_COUPLED = _CONTINUOUS + 1
 _MOST_COLUMNS = 64  # of second derivatives at once
 # of u, so that x^-2 does not overflow, and widths of the intervals around it
 _SCALES = (2.0**-50, 2.0**50)
@@ -167,12 +166,11 @@ class ContinuousSite:
 
     def new_values(self, at: Any, keys: Array, beta: Array | float) -> Array:
         """Return draws from the conditional; nan of units or rows where it is degenerate."""
-        key = random.as_key(keys)
-        return jnp.asarray(self.unit(beta * at.counts, *self.bounds).sample(key))
+        return self.truncated(beta * at.counts, *self.bounds).draw(keys)
 
     def distribution(self, at: Any) -> dist.Distribution:
         """Return the conditional; that of the flattened site if units interact."""
-        return self.unit(at.counts, *self.bounds)
+        return self.truncated(at.counts, *self.bounds)
 
     def invalid(self, at: Any) -> Array:
         """Return a mask of the units whose conditional is nan."""
@@ -221,10 +219,14 @@ class ContinuousSite:
         ends = [jnp.broadcast_to(end, shape).ravel() for end in self.bounds]
         return [at.counts.reshape(-1, size), *ends]
 
-    def unit(self, counts: Array, /, *bounds: ArrayLike) -> dist.Distribution:
-        """Return the conditional of one unit, or of a group of units that interact."""
+    def truncated(self, counts: Array, /, *bounds: ArrayLike) -> Truncated:
+        """Return the conditional on an interval."""
         params = jnp.moveaxis(counts, -1, 0)
         return Truncated("Gaussian", 1, *params, *bounds)
+
+    def unit(self, counts: Array, /, *bounds: ArrayLike) -> dist.Distribution:
+        """Return the conditional of one unit, or of a group of units that interact."""
+        return self.truncated(counts, *bounds)
 
     def from_units(self, values: Array) -> Array:
         """Return values of all units or groups in the site's shape."""
@@ -471,7 +473,7 @@ class GammaSite(ContinuousSite):
         count, rate = jnp.moveaxis(counts, -1, 0)
         return count + 1 / self.exponent, rate
 
-    def unit(self, counts: Array, *bounds: ArrayLike) -> dist.Distribution:
+    def truncated(self, counts: Array, *bounds: ArrayLike) -> Truncated:
         return Truncated("Gamma", self.exponent, *self._params(counts), *bounds)
 
     def distribution(self, at: Coefficients) -> dist.Distribution:
@@ -523,11 +525,11 @@ class Probabilities(ContinuousSite):
     def new_values(self, at: Coefficients, keys: Array, beta: Array | float) -> Array:
         # roots, as gammas of small concentrations underflow
         roots = Truncated("Gamma", _ROOT, beta * at.counts + 1, 1.0, 0.0, jnp.inf)
-        drawn = jax.nn.softmax(_ROOT * jnp.log(roots.sample(random.as_key(keys))))
+        drawn = jax.nn.softmax(_ROOT * jnp.log(roots.draw(keys)))
         drawn = jnp.minimum(rounded(drawn), 1 - jnp.finfo(drawn.dtype).eps)
         return drawn[..., 0] if self.family == "Beta" else drawn
 
-    def unit(self, counts: Array, *bounds: ArrayLike) -> dist.Distribution:
+    def unit(self, counts: Array, *_: ArrayLike) -> dist.Distribution:
         concentration = counts + 1
         if self.family == "Dirichlet":
             # rounding moves rows off the simplex
@@ -540,9 +542,7 @@ def continuous_site(info: ModelInfo, *names: str) -> ContinuousSite:
 
     :raises IntractableError: where it is of no known family.
     """
-    # values are inside of their supports, for which masks would stand
-    with validation_enabled(False):
-        posterior = ModelDensity(info, names)
+    posterior = ModelDensity(info, names, are_inside=True)
     if not all(map(np.isscalar, info.bounds(names[0]))):
         posterior.check_bounds(names[0])
     facts = _family(posterior)

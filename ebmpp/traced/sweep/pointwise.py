@@ -102,8 +102,11 @@ class Likelihood(ModelDensity):
             self.groups[reader] = count[read].max()
             count[read] = count[read].max() + 1
 
-    def model_at(self, siblings: SiteValues) -> Callable:
-        return _Weighted(self.info.model, siblings, self.num_possible)
+    def _log_density(
+        self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
+    ) -> Array:
+        model = _Weighted(self.info.model, siblings, self.num_possible)
+        return self.info.log_density_of(model, {**sites, **siblings}, arguments)
 
     def log_likelihood(self, inputs: Inputs, unweighted: Sequence[str]) -> Array:
         """Return the log density of the data without the priors of some sites."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.infer.util import log_density
 
 from jax import Array
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from ebmpp.distribution import EnergyDistribution
 from ebmpp.distribution.tractability import base_of
 from ebmpp.errors import IntractableError
 from ebmpp.traced.block import SiteValues
-from ebmpp.traced.data import ArrayData, Message, element_of, values_in
+from ebmpp.traced.data import Message, element_of, values_in
 from ebmpp.traced.model import Inputs, ModelInfo
 
 _MOST_VALUES = 1024
@@ -50,6 +49,7 @@ class ModelDensity:
     :param sites: names of latent sites: with finitely many values per unit, or one of
         real numbers.
     :param extra: further arrays by name that the log density depends on, like siblings.
+    :param are_inside: True if the values of all sites are in their supports.
     :raises IntractableError: for sites of infinitely many values, or values that depend
         on other sites.
     """
@@ -59,8 +59,10 @@ class ModelDensity:
         info: ModelInfo,
         sites: Sequence[str],
         extra: SiteValues = MappingProxyType({}),
+        are_inside: bool = False,
     ) -> None:
         self.info = info
+        self.are_inside = are_inside
         self.sites = tuple(sites)
         prototypes = {**info.latent, **extra}
         self.shapes = {name: value.shape for name, value in prototypes.items()}
@@ -98,14 +100,9 @@ class ModelDensity:
     def _log_density(
         self, sites: SiteValues, siblings: SiteValues, arguments: Sequence
     ) -> Array:
-        args, kwargs = self.info.arguments.rebuild(arguments)
-        model = handlers.seed(ArrayData(self.model_at(siblings)), 0)
-        density, _ = log_density(model, args, kwargs, {**sites, **siblings})
-        return jnp.asarray(density)
-
-    def model_at(self, siblings: SiteValues) -> Callable:
-        """Return the model whose log density is traced; subclasses change it, given ``extra``."""
-        return self.info.model
+        """Return the log density that is traced; subclasses change it, given ``extra``."""
+        values = {**sites, **siblings}
+        return self.info.log_density(values, arguments, self.are_inside)
 
     def summed_out(self, log_marginal: Callable[..., Array]) -> Callable[..., None]:
         """Return the NumPyro model of the siblings alone, whose log density is ``log_marginal``.

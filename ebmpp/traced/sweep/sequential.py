@@ -59,9 +59,6 @@ class Sequential(Conditionals):
     :param posterior: the log density.
     """
 
-    #: passes over the units of each site in a draw
-    num_passes = 1
-
     def __init__(self, posterior: ModelDensity) -> None:
         program = posterior.program
         size = sum(map(program.size, program.sites.values()))

@@ -22,12 +22,15 @@ from ebmpp.traced.model import DrawnSites, Inputs, ModelInfo
 from ebmpp.traced.sweep.augmented import Augmented, priors_with_latents
 from ebmpp.traced.sweep.conditionals import Conditionals
 from ebmpp.traced.sweep.continuous import continuous_site
+from ebmpp.traced.sweep.enumerated import Enumerated
 from ebmpp.traced.sweep.forests import ForestLayers
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
 from ebmpp.traced.sweep.sequential import Sequential
+from ebmpp.traced.sweep.sets import batches
 
 _FEW_LAYERS = 8  # that need no permission
+_FEW_STATES = 64  # of all units, which are then drawn jointly by default
 _MOST_STATES = 2**22  # of all edges of a forest that is drawn jointly by default
 
 
@@ -56,9 +59,11 @@ class BlockSweep:
             self.joint = self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
         self.continuous = tuple(continuous_site(info, s) for s in info.continuous)
+        #: the continuous sites as they are drawn, some by one sampler
+        self.batches = batches(info, self.continuous)
         parts = self.augmented, self.conditionals
         self.discrete: list[Any] = [part for part in parts if part is not None]
-        self.parts: list[Any] = [*self.discrete, *self.continuous]
+        self.parts: list[Any] = [*self.discrete, *self.batches]
 
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
@@ -132,9 +137,10 @@ class BlockSweep:
             moved, table = self.conditionals.begin(inputs, held, uniforms)
             values = {**values, **moved}
             result = self.conditionals.by_site(jnp.isnan(table))
-        for site in self.continuous:
+        for site in self.batches:
             mask = site.invalid(site.derivatives((values, context)))
-            result[site.name] = mask.reshape(*site.shape, 1)
+            split = site.split(mask).items()
+            result |= {name: mask[..., None] for name, mask in split}
         return select(values, self.info.sites), result
 
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
@@ -150,7 +156,7 @@ class BlockSweep:
                 latents, _ = before
                 change += augmented.log_conditional(inputs, latents)
                 change -= augmented.log_conditional((values, context), latents)
-        for site in self.continuous:
+        for site in self.batches:
             moved, more = site.walk((values, context), keys)
             values = {**values, **moved}
             change += more
@@ -178,8 +184,11 @@ def _conditionals(posterior: ModelDensity, sequential: bool, how: str) -> Condit
     """Return the draws of discrete units, jointly if ``how`` says so."""
     units = conditionals_by_units(posterior, sequential or how == "forest")
     terms = units.terms if isinstance(units, UnitLayers) else None
-    if how == "units" or (how == "auto" and not (terms and terms.is_forest)):
+    if how == "units":
         return units
+    if how == "auto" and not (terms and terms.is_forest):
+        is_joint = units.num_layers > 1 and units.num_values**units.size <= _FEW_STATES
+        return Enumerated(units) if is_joint else units
     if terms is None or terms.has_products:
         terms = units.posterior.terms(products=False)
     edges = terms.edges
