@@ -106,12 +106,24 @@ def at_sites(names: list[str]) -> dict[str, Callable[[dict], np.ndarray]]:
 
 
 def all_sites(
-    problem: Problem, sites: list[str] | None = None, collapse: bool = False
+    problem: Problem,
+    sites: list[str] | None = None,
+    collapse: bool = False,
+    num_sweeps: int = 1,
 ) -> MCMCKernel:
     model, args, every, _ = problem
     return ebmpp.GibbsBlock.from_model(
-        model, sites or every, *args, sequential=True, collapse=collapse
+        model,
+        sites or every,
+        *args,
+        sequential=True,
+        collapse=collapse,
+        num_sweeps=num_sweeps,
     )
+
+
+def many_sweeps(problem: Problem) -> MCMCKernel:
+    return all_sites(problem, num_sweeps=20)
 
 
 def collapsed_sites(problem: Problem) -> MCMCKernel:
@@ -141,6 +153,7 @@ def hmc_gibbs(problem: Problem) -> MCMCKernel:
 
 METHODS = {
     "all sites by the block": all_sites,
+    "all sites, 20 sweeps per draw": many_sweeps,
     "all sites, collapsed": collapsed_sites,
     "block and NUTS": block_and_nuts,
     "enumerated NUTS": enumerated,
@@ -150,6 +163,7 @@ METHODS = {
 #: logits are not conjugate, and indicators of a regression are not summed out
 EXCLUDED = {
     ("hearts", "all sites by the block"),
+    ("hearts", "all sites, 20 sweeps per draw"),
     ("hearts", "all sites, collapsed"),
     ("diabetes", "enumerated NUTS"),
     ("diabetes", "NUTS on marginal_model"),

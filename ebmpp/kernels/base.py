@@ -263,7 +263,7 @@ class RowKernel(MCMCKernel, Generic[S]):
 
 def all_still(z: Blocks) -> Blocks:
     """Return flags of the blocks of one chain, none of which has moved yet."""
-    return {b: jnp.array(True) for b in z}
+    return {b: jnp.asarray(True) for b in z}
 
 
 def track(new: S, old: S) -> S:

@@ -274,8 +274,7 @@ class Block(SiteKernel):
         return BlockState(
             z,
             select(new.z, self.latents),
-            jnp.int32(0),
-            *map(jnp.asarray, new[1:]),
+            *map(jnp.asarray, (np.int32(0), *new[1:])),
             rng_key,
             all_still(z),
         )
