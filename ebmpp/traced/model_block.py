@@ -587,8 +587,7 @@ class ModelKernel(block.Block):
             raise StateError(
                 f"GibbsBlock needs initial values of its sites {sorted(self.sites)}"
             )
-        named = sites.intersection(self.start.named)
-        values = {**select(self.start.named, named), **values}
+        values = {**select(self.start.named, sites & {*self.start.named}), **values}
         values = self.start(values, call, rng_key, is_free)
         return self._first(Advanced(values), rng_key)
 
