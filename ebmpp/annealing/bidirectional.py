@@ -11,9 +11,8 @@ which gives an upper bound. Particles do not interact, as they do in
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from functools import partial
-from typing import TypeVar
 
-from jaxtyping import Float32
+from jaxtyping import Float32, PyTree
 import numpy as np
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
@@ -70,8 +69,6 @@ _MOST_SWEEPS = 2**9
 _SETTLING = 100
 #: Units of all particles of the parameter sets that run side by side.
 _SET_UNITS = 2**18
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -221,7 +218,7 @@ def _forward(
     return map(_Annealing.result, runs, log_w, betas)
 
 
-def _stack(trees: Sequence[T]) -> T:
+def _stack(trees: list[PyTree]) -> PyTree:
     """Return trees with a leading axis of parameter sets; a single one as it is."""
     if len(trees) == 1:
         return trees[0]

@@ -388,7 +388,7 @@ def _as_result(
     log_z0 = log_partition(run.path.graph, run.path.eta0)
     log_weights += log_z0 + run.model.log_factor
     summary = summarize("smc", log_weights)
-    ancestry = float(final.relative_ancestry.mean())
+    ancestry = float(np.asarray(final.relative_ancestry).mean())
     if log_weights.shape[1] < estimates.MIN_PER_ISLAND:
         ancestry = math.nan
     return ParticleSystem(
@@ -405,7 +405,7 @@ def _as_result(
         weights=summary.weights.ravel(),
         log_z=summary.log_island_means,
         num_rungs=len(run.places) - 1,
-        distinct_ancestors=float(final.distinct_ancestors.mean()),
+        distinct_ancestors=float(np.asarray(final.distinct_ancestors).mean()),
         num_sweeps=run.num_sweeps,
         correlation=float(run.ladder.correlation),
         relative_ancestry=ancestry,

@@ -68,8 +68,9 @@ class Systems(NamedTuple):
     """Lowest conditional effective sample size of all rungs, as a share of the particles."""
 
     @property
+    @jax.jit
     def weights(self) -> PerParticle:
-        """PerParticle that sum to 1 in each system."""
+        """Weights that sum to 1 in each system."""
         return jax.nn.softmax(self.log_weights, axis=-1)
 
 
@@ -128,6 +129,7 @@ def _log_mean_weight(log_weights: PerParticle) -> PerIsland:
     return jax.nn.logsumexp(log_weights, -1) - jnp.log(log_weights.shape[-1])
 
 
+@jax.jit
 def total_log_z(system: Systems) -> PerIsland:
     """Return the log of each system's estimate of Z, relative to the Z of the reference."""
     return system.log_z + _log_mean_weight(system.log_weights)
@@ -238,16 +240,15 @@ def move(
     """Move systems by Gibbs sweeps of a rung; arguments are as for :func:`reweight`."""
     row_keys = particle_keys(keys, system.log_weights.shape[1])
 
-    def known(_):
-        return evaluation.eta
-
-    def evaluated(x):
-        return energy.natural_rows(path.graph, rung.params, x, path.summed)
-
     # the first sweep is an iteration: outside of the loop it would compile twice
     def sweep(i, x):
         sweep_keys = jnp.where(i == 0, row_keys, random.fold_in(row_keys, i, 1))
-        eta = lax.cond(i == 0, known, evaluated, x)
+        eta = lax.cond(
+            i == 0,
+            lambda x: evaluation.eta,
+            lambda x: energy.natural_rows(path.graph, rung.params, x, path.summed),
+            x,
+        )
         return path.sweep(rung, x, eta, random.materialize(sweep_keys))
 
     return system._replace(x=lax.fori_loop(0, sweeps, sweep, system.x))
