@@ -8,6 +8,7 @@ figure, that of an independent program stands in its place (``references.py``).
 """
 
 import argparse
+from collections.abc import Sequence
 import time
 
 import lattices
@@ -43,11 +44,14 @@ ANALYSES = {
 }
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the analyses named on the command line, or list all."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*ANALYSES, "all"], default=[])
-    names = parser.parse_args().names
+    # argparse of Python 3.11 holds an empty list against choices
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names = parser.parse_args(argv).names
+    if unknown := sorted({*names} - {*ANALYSES, "all"}):
+        parser.error(f"NAME must be all or one of {list(ANALYSES)}, got {unknown}.")
     if not names:
         for name, analysis in ANALYSES.items():
             print(f"{name:15s} {str(analysis.__doc__).splitlines()[0]}")
