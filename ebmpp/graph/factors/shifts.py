@@ -93,7 +93,7 @@ def pack(split: Split, values: Array) -> list[Array]:
 def unpack(split: Split, parts: list[Array]) -> Array:
     """Undo :func:`pack` for values without further axes."""
     owners = split.colors.reshape(-1, split.num_parts)
-    runs = jnp.stack([_choose(parts, owner) for owner in owners.T], 2)
+    runs = _choose([part[..., None] for part in parts], owners)
     return runs.reshape(len(runs), -1).T
 
 
