@@ -194,6 +194,11 @@ class Declaration:
         loops = [(b, b) for b in self.splits if b in blocks]
         return [edge for edge in sorted(self.edges) if set(edge) <= blocks] + loops
 
+    def touching(self, blocks: Iterable[str]) -> list[Factor]:
+        """Return the factors with one of ``blocks``."""
+        blocks = set(blocks)
+        return [f for f in self.factors if not blocks.isdisjoint(f.blocks)]
+
     def neighbours(self, blocks: Iterable[str]) -> tuple[str, ...]:
         """Return the other blocks that share a factor with one of ``blocks``."""
         blocks = set(blocks)

@@ -96,7 +96,7 @@ def natural(
         affine.
     """
     if factors is None:
-        factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
+        factors = graph.touching(blocks)
     independent = [b for b in blocks if b not in graph.splits or b not in statistics]
     start = {**statistics, **zero_statistics(graph, independent)}
     return contributed(graph, factors, params, start, blocks)

@@ -115,7 +115,7 @@ def _check_reach(graph: Declaration, params: Params, block: str) -> None:
     """Check the natural parameters of ``block`` for all values of its bounded neighbours."""
     family = graph.families[block]
     stats = None
-    if any(len(f.blocks) > 2 for f in graph.factors if block in f.blocks):
+    if any(len(f.blocks) > 2 for f in graph.touching([block])):
         stats = random_statistics(graph.families, graph.scope([block]), _RANDOM_STATES)
     for extreme in _reach(graph, block, params, stats):
         inside = np.asarray(family.in_domain(extreme))

@@ -150,7 +150,7 @@ def mean_statistics(
         if isinstance(family, Gaussian) and is_concrete(inputs):
             means[b] = moments = _moments(*inputs)
             if warns:
-                interacts = any(f.interacts for f in graph.factors if b in f.blocks)
+                interacts = any(f.interacts for f in graph.touching([b]))
                 _warn_of_scales(b, family, interacts, moments)
         else:
             means[b] = initialization.mean_statistics(family, *inputs)
@@ -236,7 +236,7 @@ def warn_if_stuck(graph: Declaration, params: Params) -> None:
     for block, family in graph.latent.items():
         if not isinstance(family, Gaussian) or family.learned:
             continue
-        factors = [f for f in graph.factors if block in f.blocks]
+        factors = graph.touching([block])
         names = [f.name for f in factors]
         are_zero = not any(np.any(params[name]) for name in names)
         if are_zero and any(isinstance(f, Bilinear) for f in factors):

@@ -102,13 +102,9 @@ class Binding:
         """
         batch = self.batch_of(values)
         params, dependent = self._evaluate(call)
-        latents = set(self.latents)
-        stale = [
-            f.name
-            for f in self.graph.factors
-            if f.name in dependent and latents & set(f.blocks)
-        ]
-        clash = self.graph.interacting(latents)
+        touched = self.graph.touching(self.latents)
+        stale = [f.name for f in touched if f.name in dependent]
+        clash = self.graph.interacting(self.latents)
         if stale and clash:
             raise IntractableError(
                 f"params of factor {stale[0]!r} depend on sibling sites, which are "

@@ -81,7 +81,7 @@ def condition(graph: FactorGraph, /, **values: Array | states.Observed) -> Facto
             parts[b], left = _fixed_part(b, family, value[0], known)
             measure = family.log_base_measure(value[0])
             # every block has a factor
-            first = next(f.name for f in graph.factors if b in f.blocks)
+            first = graph.touching([b])[0].name
             offsets[first] -= float(np.asarray(measure, float)[known].sum())
             if left is None:
                 del remaining[b]

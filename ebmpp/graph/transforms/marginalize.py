@@ -92,7 +92,7 @@ def marginalize(
         expected = "names that leave a block"
         raise checks.declaration_error("marginalize: blocks", expected, names)
     for block in names:
-        absorbed = [f.name for f in graph.factors if block in f.blocks]
+        absorbed = [f.name for f in graph.touching([block])]
         current = None if params is None else states.ordered_params(graph, params)
         with sharding.eager():
             graph = _without(graph, block)
@@ -110,7 +110,7 @@ def _without(graph: FactorGraph, block: str) -> FactorGraph:
         )
     rest = omit(graph.families, [block])
     near = graph.neighbours([block])
-    factors = [f for f in graph.factors if block in f.blocks]
+    factors = graph.touching([block])
     local = Declaration(select(graph.families, (*near, block)), factors=factors)
     touched = _touched(local, block, near).items()
     tables = tuple(_Nodes.choose(b, local.families[b], units) for b, units in touched)

@@ -39,7 +39,7 @@ def local_density(
         and of the inverse temperature.
     """
     graph = target.graph
-    factors = [f for f in graph.factors if not set(f.blocks).isdisjoint(blocks)]
+    factors = graph.touching(blocks)
     reference = None if target.tempering is None else target.tempering.reference
 
     def log_density_at(t, around, beta):
