@@ -155,7 +155,8 @@ class CoupledComposite(MCMCKernel):
         self.blocks = [step for step in self.steps if isinstance(step, ModelBlock)]
         #: the steps that read a model, and so know what is possible
         self.models = [s for s in self.steps if isinstance(s, ModelBlock | CoupledHMC)]
-        names = [name for step in self.steps for name in (*step.sites, *step.latents)]
+        self.sites = [site for step in self.steps for site in step.sites]
+        names = self.sites + [name for step in self.steps for name in step.latents]
         if not names or len(set(names)) != len(names):
             raise checks.error(
                 "CoupledComposite: steps",
@@ -359,16 +360,14 @@ class CoupledComposite(MCMCKernel):
         self, init: Mapping[str, object], name: str = "init_params"
     ) -> None:
         """Raise a StateError for initial values of anything but a site."""
-        sites = [site for step in self.steps for site in step.sites]
-        checks.names(f"site of {name}", init, sites, StateError)
+        checks.names(f"site of {name}", init, self.sites, StateError)
 
     def check_started(self, possible: Array) -> None:
         """Raise a StateError if chains start at impossible values."""
-        sites = [site for step in self.steps for site in step.sites]
         if not possible.all():
             raise checks.state_error(
                 "CoupledComposite: starts",
-                f"possible and finite values of sites {sites} in all chains",
+                f"possible and finite values of sites {self.sites} in all chains",
                 f"impossible ones in {int((~possible).sum())} of {possible.size}",
                 hint="Give init_params that are possible together, or look for a factor "
                 "that is -inf everywhere.",

@@ -244,17 +244,17 @@ class Exchange(SiteKernel):
         noise = jax.random.normal(walk, flat.shape, flat.dtype)
         u = unravel(flat + state.step_size * noise)
         log_ratio, failed = self._log_ratio(state.unconstrained, u, draw, call)
-        accept_prob = jnp.where(log_ratio > 0, 1.0, jnp.exp(log_ratio))
+        accept_prob = jnp.exp(jnp.minimum(log_ratio, 0.0))
         accept_prob = jnp.where(jnp.isnan(accept_prob) | failed, 0.0, accept_prob)
         accepted = jax.random.uniform(accept) < accept_prob
 
         def poisoned(tree):
             return jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), tree)
 
-        def select(new, old):
+        def chosen(new, old):
             return jnp.where(accepted, new, old)
 
-        new = poisoned(jax.tree.map(select, u, state.unconstrained))
+        new = poisoned(jax.tree.map(chosen, u, state.unconstrained))
         z = poisoned(self._constrain(new))
         failures = state.failures + failed.astype(state.failures.dtype)
         state = self._adapt(state, accept_prob)

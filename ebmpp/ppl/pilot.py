@@ -27,11 +27,11 @@ from numpyro.infer.util import unconstrain_fn
 import jax
 from jax import Array
 from jax.flatten_util import ravel_pytree
-import jax.numpy as jnp
 
-from ebmpp.core import SiteArrays, select
+from ebmpp.core import SiteArrays, at_index, select
 from ebmpp.distribution.tractability import base_of
 from ebmpp.traced.block import Call, SiteValues
+from ebmpp.traced.data import values_in
 from ebmpp.traced.model_block import ModelKernel
 from ebmpp.traced.start import Strategy
 from ebmpp.traced.sweep.kinds import is_continuous
@@ -75,9 +75,7 @@ class Starts:
         chain_key, noise_key, model_key = jax.random.split(key, 3)
         chain = jax.random.randint(chain_key, (), 0, _NUM_CHAINS)
         flat, unravel = ravel_pytree(self.scales)
-        center, _ = ravel_pytree(
-            jax.tree.map(lambda v: jnp.asarray(v)[chain], self.means)
-        )
+        center, _ = ravel_pytree(at_index(self.means, chain))
         noise = jax.random.normal(noise_key, flat.shape, flat.dtype)
         position = unravel(center + _SPREAD * flat * noise)
 
@@ -89,15 +87,9 @@ class Starts:
 
         model = handlers.substitute(self.model, data=dict(values))
         model = handlers.substitute(model, substitute_fn=value_of)
-        args, kwargs = call.inputs
-        trace = handlers.trace(handlers.seed(model, model_key)).get_trace(
-            *args, **kwargs
-        )
-        return {
-            name: jnp.asarray(site["value"])
-            for name, site in trace.items()
-            if site["type"] == "sample" and not site["is_observed"]
-        }
+        model = handlers.seed(model, model_key)
+        trace = handlers.trace(model).get_trace(*call.args, **call.kwargs)
+        return values_in(trace, latent_sample_sites(trace))
 
 
 def run_pilot(
@@ -173,7 +165,7 @@ def _starts(model: Callable, call: Call, draws: SiteArrays) -> Starts:
         z = np.where(np.isfinite(z), z, np.nan)
         means[name] = np.nan_to_num(np.nanmean(z, 1))
         scales[name] = np.nan_to_num(np.nanstd(z, 1).mean(0), nan=1)
-    return Starts(model, means, scales)
+    return Starts(model, *jax.device_put((means, scales)))
 
 
 def _tuning(adapted: HMCAdaptState) -> Tuning:
