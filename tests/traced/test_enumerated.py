@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from ebmpp import GibbsBlock
 from ebmpp.errors import StateError
 from ebmpp.traced.block import Call
-from helpers import assert_law, assert_rows_law
+from helpers import assert_law
 
 ROWS = 4000
 
@@ -108,38 +108,3 @@ def test_a_joint_state_without_a_number_is_refused() -> None:
     start = dict.fromkeys("abc", 0)
     with pytest.raises(StateError, match="is nan where it is"):
         block.init(random.key(0), 0, start, (jnp.float32(-1),), {})
-
-
-def rates(y: Any, x: Any) -> None:
-    """Independent shares and rates, one rate that depends on another, and a truncated one."""
-    p = numpyro.sample("p", dist.Beta(2.0, 1.0).expand([2]).to_event(1))
-    q = numpyro.sample("q", dist.Beta(1.0, 3.0))
-    slow = numpyro.sample("slow", dist.Gamma(2.0, 1.0))
-    fast = numpyro.sample("fast", dist.Gamma(3.0, slow))
-    rate = numpyro.sample("rate", dist.Gamma(3.0, 1.0))
-    numpyro.sample("short", dist.Uniform(0.0, 2.0))
-    numpyro.sample("x", dist.Bernoulli(jnp.append(p, q)).to_event(1), obs=x)
-    numpyro.sample("y", dist.Poisson(jnp.stack([fast, rate])).to_event(1), obs=y)
-
-
-def test_independent_sites_of_one_family_are_drawn_as_one() -> None:
-    y, x = np.array([2, 5]), np.array([1, 0, 1])
-    sites = ["p", "q", "slow", "fast", "rate"]
-    block = GibbsBlock.from_model(rates, sites, y, x)
-    batches = {site.names for site in block.sweep.batches}
-    assert batches == {("p", "q"), ("rate", "slow"), ("fast",)}
-    values = {"p": jnp.ones(2) / 2, "q": jnp.float32(0.5)}
-    values |= dict.fromkeys(["slow", "fast", "rate"], jnp.float32(1.5))
-    call = Call({"short": jnp.float32(1)}, (y, x), {})
-    step = jax.jit(jax.vmap(lambda key: block.advance(values, call, key, 1)))
-    z = step(random.split(random.key(0), ROWS)).z
-    assert_rows_law(z["p"], [3 / 4, 2 / 4], 7)
-    assert_rows_law(z["q"], 2 / 5, 7)
-    assert_rows_law(z["slow"], 5 / 2.5, 7)
-    assert_rows_law(z["rate"], 8 / 2, 7)
-    correlation = z["rate"] * z["slow"]
-    assert_rows_law(correlation, 4 * 5 / 2.5, 7)
-    assert_rows_law(z["fast"] * (z["slow"] + 1), 5.0, 7)
-    # the conditional of one site alone
-    law = block.conditional("rate", {**values, **call.siblings}, y, x)
-    assert float(law.mean) == pytest.approx(4)

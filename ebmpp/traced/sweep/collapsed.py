@@ -53,7 +53,7 @@ from ebmpp.traced.sweep.continuous import (
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
 from ebmpp.traced.sweep.sequential import Sequential, affine_part
-from ebmpp.traced.sweep.sets import batches, conjugate_sets
+from ebmpp.traced.sweep.sets import conjugate_sets
 from ebmpp.traced.sweep.sweep import BlockSweep, conditionals_by_units
 
 Collapsed = Sequence[ContinuousSite]
@@ -228,7 +228,7 @@ class CollapsedSweep(BlockSweep):
             self.drawn.num_passes = 2
         names = {name for site in collapsed for name in site.names}
         others = [site for site in self.continuous if site.name not in names]
-        self.parts = [self.drawn, *self.sets, *batches(self.info, others)]
+        self.parts = [self.drawn, *self.sets, *others]
 
     def __call__(
         self,

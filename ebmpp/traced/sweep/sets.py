@@ -1,8 +1,8 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of continuous sites that are drawn, or integrated out, as one."""
+"""Sets of continuous sites that are integrated out as one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,46 +12,29 @@ from ebmpp.traced.sweep.continuous import ContinuousSite, continuous_site
 from ebmpp.traced.sweep.posterior import ModelDensity
 
 
-def batches(info: ModelInfo, sites: Sequence[ContinuousSite]) -> list[ContinuousSite]:
-    """Return sites in which those of one family, independent given all others, are joined.
-
-    One rejection sampler then draws them all. Two take twice as long to compile.
-    """
-    alone = [site for site in sites if site.most_joint > 1]
-    return alone + _joined(info, (site for site in sites if site.most_joint == 1))
-
-
 def conjugate_sets(
     info: ModelInfo, sites: Iterable[ContinuousSite]
 ) -> list[ContinuousSite]:
     """Return sites in sets that are jointly conjugate, and do not interact."""
     plain = [site for site in sites if not site.is_truncated]
     plain.sort(key=lambda site: site.family != "Gaussian")
-    return _independent(info, _joined(info, plain))
-
-
-def _joined(info: ModelInfo, sites: Iterable[ContinuousSite]) -> list[ContinuousSite]:
-    """Return the sites, each as part of the first set with which it is jointly conjugate."""
     sets: list[ContinuousSite] = []
-    for site in sites:
+    for site in plain:
         for number, other in enumerate(sets):
-            joined = _pair(info, other, site)
+            joined = _joined(info, other, site)
             if joined is not None:
                 sets[number] = joined
                 break
         else:
             sets.append(site)
-    return sets
+    return _independent(info, sets)
 
 
-def _pair(
+def _joined(
     info: ModelInfo, first: ContinuousSite, second: ContinuousSite
 ) -> ContinuousSite | None:
     """Return two sets as one, if they are jointly conjugate."""
     if first.family != second.family or first.family == "Dirichlet":
-        return None
-    ends = *first.bounds, *second.bounds
-    if not all(map(np.isscalar, ends)) or first.bounds != second.bounds:
         return None
     try:
         joined = continuous_site(info, *first.names, *second.names)

@@ -27,7 +27,6 @@ from ebmpp.traced.sweep.forests import ForestLayers
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
 from ebmpp.traced.sweep.sequential import Sequential
-from ebmpp.traced.sweep.sets import batches
 
 _FEW_LAYERS = 8  # that need no permission
 _FEW_STATES = 64  # of all units, which are then drawn jointly by default
@@ -59,11 +58,9 @@ class BlockSweep:
             self.joint = self.conditionals.posterior
         self.augmented = self.joint if isinstance(self.joint, Augmented) else None
         self.continuous = tuple(continuous_site(info, s) for s in info.continuous)
-        #: the continuous sites as they are drawn, some by one sampler
-        self.batches = batches(info, self.continuous)
         parts = self.augmented, self.conditionals
         self.discrete: list[Any] = [part for part in parts if part is not None]
-        self.parts: list[Any] = [*self.discrete, *self.batches]
+        self.parts: list[Any] = [*self.discrete, *self.continuous]
 
     @functools.cached_property
     def collapsed(self) -> Conditionals | None:
@@ -137,10 +134,9 @@ class BlockSweep:
             moved, table = self.conditionals.begin(inputs, held, uniforms)
             values = {**values, **moved}
             result = self.conditionals.by_site(jnp.isnan(table))
-        for site in self.batches:
+        for site in self.continuous:
             mask = site.invalid(site.derivatives((values, context)))
-            split = site.split(mask).items()
-            result |= {name: mask[..., None] for name, mask in split}
+            result[site.name] = mask.reshape(*site.shape, 1)
         return select(values, self.info.sites), result
 
     def walk(self, inputs: Inputs, keys: Array) -> tuple[SiteArrays, Array]:
@@ -156,7 +152,7 @@ class BlockSweep:
                 latents, _ = before
                 change += augmented.log_conditional(inputs, latents)
                 change -= augmented.log_conditional((values, context), latents)
-        for site in self.batches:
+        for site in self.continuous:
             moved, more = site.walk((values, context), keys)
             values = {**values, **moved}
             change += more
