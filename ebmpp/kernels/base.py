@@ -10,7 +10,7 @@ loop, and the next run, with other params, would continue to sample the old mode
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 import dataclasses
-from functools import partial
+from functools import partial, reduce
 import inspect
 from typing import Any, Generic, TypeVar
 import warnings
@@ -20,7 +20,7 @@ import numpy as np
 from numpyro.infer.mcmc import MCMCKernel
 
 import jax
-from jax import Array
+from jax import Array, lax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -270,11 +270,17 @@ def track(new: S, old: S) -> S:
     """Return a state with its flags of blocks that have not moved, if it has any."""
     if not hasattr(new, "still"):
         return new
-    still = {}
-    for b, flag in old.still.items():
-        is_equal = (new.z[b] == old.z[b]).reshape(*flag.shape, -1)
-        still[b] = flag & is_equal.all(-1)
-    return new._replace(still=still)
+
+    def compare():
+        still = {}
+        for b, flag in old.still.items():
+            is_equal = (new.z[b] == old.z[b]).reshape(*flag.shape, -1)
+            still[b] = flag & is_equal.all(-1)
+        return still
+
+    # at each step, a comparison took as long as the sweep of a lattice
+    is_any = reduce(jnp.logical_or, map(jnp.any, old.still.values()))
+    return new._replace(still=lax.cond(is_any, compare, lambda: dict(old.still)))
 
 
 def describe_still(state: PyTree, steps: Array) -> str:
