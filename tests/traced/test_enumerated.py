@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joint draws of few interacting units, and of independent sites of one family.
 
-Tests traced/sweep/enumerated.py, traced/sweep/sets.py.
+Tests traced/sweep/enumerated.py.
 """
 
 from typing import Any

@@ -49,11 +49,11 @@ from ebmpp.traced.sweep.continuous import (
     ContinuousSite,
     Density,
     JointGaussianSite,
+    continuous_site,
 )
 from ebmpp.traced.sweep.layers import UnitLayers
 from ebmpp.traced.sweep.posterior import ModelDensity
 from ebmpp.traced.sweep.sequential import Sequential, affine_part
-from ebmpp.traced.sweep.sets import conjugate_sets
 from ebmpp.traced.sweep.sweep import BlockSweep, conditionals_by_units
 
 Collapsed = Sequence[ContinuousSite]
@@ -290,8 +290,7 @@ def collapsed_sweep(
         raise checks.error(name, f"'auto' or False {conflict}", collapse)
     if conflict or (is_auto and not _pays(sweep)):
         return sweep
-    sites = [site for site in sweep.continuous if site.name in names]
-    sets = conjugate_sets(sweep.info, sites)
+    sets = _conjugate_sets(sweep, names)
     left = set(names).difference(*(site.names for site in sets))
     if left and not is_open:
         raise IntractableError(
@@ -306,6 +305,57 @@ def _pays(sweep: BlockSweep) -> bool:
     units = cast(Conditionals, sweep.conditionals).units
     sizes = [math.prod(site.shape) for site in sweep.continuous]
     return 2 * units.num_layers > units.size and sum(sizes) <= _MOST_COLLAPSED
+
+
+def _conjugate_sets(sweep: BlockSweep, names: Sequence[str]) -> list[ContinuousSite]:
+    """Return the named sites; each member is drawn jointly."""
+    info = sweep.info
+    sites = [
+        site
+        for site in sweep.continuous
+        if site.name in names and not site.is_truncated
+    ]
+    sites.sort(key=lambda site: site.family != "Gaussian")
+    sets: list[ContinuousSite] = []
+    for site in sites:
+        for number, other in enumerate(sets):
+            joined = _joined(info, other, site)
+            if joined is not None:
+                sets[number] = joined
+                break
+        else:
+            sets.append(site)
+    return _independent(info, sets)
+
+
+def _joined(
+    info: ModelInfo, first: ContinuousSite, second: ContinuousSite
+) -> ContinuousSite | None:
+    """Return two sets as one, if they are jointly conjugate."""
+    if first.family != second.family or first.family == "Dirichlet":
+        return None
+    try:
+        joined = continuous_site(info, *first.names, *second.names)
+    except IntractableError:
+        return None
+    return joined if joined.family == first.family else None
+
+
+def _independent(info: ModelInfo, sets: list[ContinuousSite]) -> list[ContinuousSite]:
+    """Return the first sets that do not interact."""
+    names = [name for site in sets for name in site.names]
+    terms = ModelDensity(info, names).terms()
+    member = np.zeros(terms.sets.size, int)
+    for number, site in enumerate(sets):
+        for name in site.names:
+            member[terms.numbers[name]] = number
+    result: list[int] = []
+    pairs = member[terms.edges]
+    for number in range(len(sets)):
+        touching = pairs[(pairs == number).any(1)]
+        if not np.isin(touching, result).any():
+            result.append(number)
+    return [sets[number] for number in result]
 
 
 def _expanded(site: ContinuousSite, finite: Sequence[str]) -> ContinuousSite:
