@@ -1,6 +1,6 @@
 # Copyright Contributors to the ebmpp Project.
 # SPDX-License-Identifier: Apache-2.0
-"""Joint draws of few interacting units, and of independent sites of one family.
+"""Joint draws of few interacting units.
 
 Tests traced/sweep/enumerated.py.
 """
