@@ -110,6 +110,9 @@ def estimate(
       and near-full networks, which the data do not have. Means are then matched by a
       mixture that resembles no data. If pairs did not meet, errors are nan.
 
+    An estimated information that is not positive definite gives standard errors, and
+    Monte Carlo errors, far beyond all others: pass more ``num_pairs`` or a ``prior``.
+
     :param graph: any graph whose latents can be summed out given a row.
     :param data: rows of the visible blocks, ``(rows, *shape)`` each, or one row: a
         single network is one row of its dyads.
