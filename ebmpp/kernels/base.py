@@ -181,9 +181,13 @@ class RowKernel(MCMCKernel, Generic[S]):
         """
         target = self.target(model_args, model_kwargs, check=False)
         axis = int(is_batched(state.rng_key))
-        keys = over_chains(target.set_keys, state.rng_key)(state.rng_key)
-        new = target.over_sets(self.step, state._replace(rng_key=keys), axis=axis)
-        return track(new._replace(rng_key=state.rng_key), state)
+
+        def step(state):
+            keys = over_chains(target.set_keys, state.rng_key)(state.rng_key)
+            new = target.over_sets(self.step, state._replace(rng_key=keys), axis=axis)
+            return new._replace(rng_key=state.rng_key)
+
+        return track(step, state)
 
     def step(self, target: Target, state: S) -> S:
         """Return the state after one step of all chains of one parameter set.
@@ -267,24 +271,59 @@ def all_still(z: Blocks) -> Blocks:
     return {b: jnp.asarray(True) for b in z}
 
 
-def track(new: S, old: S) -> S:
-    """Return a state with its flags of blocks that have not moved, if it has any."""
-    if not hasattr(new, "still"):
-        return new
+def track(step: Callable[[S], S], state: S) -> S:
+    """Return the state after a step, with its flags of blocks that have not moved, if any."""
+    flags = getattr(state, "still", None)
+    if flags is None:
+        return step(state)
+    if not barrier_pays(sum(v.size for v in state.z.values())):
+        new = step(state)
+        return new._replace(still=flags_after(new.z, state.z, flags))
+    # To compare large states at each step took as long as the sweep of a lattice, and to
+    # keep the old one a fifth of it.
+    is_any = reduce(jnp.logical_or, map(jnp.any, flags.values()))
+    none = {b: jnp.zeros(flag.shape, jnp.uint32) for b, flag in flags.items()}
 
-    def compare():
-        still = {}
-        for b, flag in old.still.items():
-            is_equal = (new.z[b] == old.z[b]).reshape(*flag.shape, -1)
-            still[b] = flag & is_equal.all(-1)
-        return still
+    def sums(z, key):
+        def add_up():
+            # The step reads its key from here, so that XLA knows that nothing reads the
+            # old state later. Without a barrier it moves the key out of the branches.
+            rows = {b: z[b].reshape(*flag.shape, -1) for b, flag in flags.items()}
+            return checksums(rows), lax.optimization_barrier(key)
 
-    if not barrier_pays(sum(v.size for v in new.z.values())):
-        return new._replace(still=compare())
-    # A comparison at each step took as long as the sweep of a lattice. To compile this
-    # takes 0.1 s longer.
-    is_any = reduce(jnp.logical_or, map(jnp.any, old.still.values()))
-    return new._replace(still=lax.cond(is_any, compare, lambda: dict(old.still)))
+        return lax.cond(is_any, add_up, lambda: (none, key))
+
+    before, key = sums(state.z, state.rng_key)
+    new = step(state._replace(rng_key=key))
+    after, _ = sums(new.z, key)
+    still = {b: flag & (before[b] == after[b]) for b, flag in flags.items()}
+    return new._replace(still=still)
+
+
+def flags_after(new: Blocks, old: Blocks, flags: Blocks) -> Blocks:
+    """Return the flags of blocks that have not moved, now and before."""
+    still = {}
+    for b, flag in flags.items():
+        is_equal = (new[b] == old[b]).reshape(*flag.shape, -1)
+        still[b] = flag & is_equal.all(-1)
+    return still
+
+
+def checksums(z: Blocks) -> Blocks:
+    """Return 32 bits per row; those of different rows agree once in 2**32 times.
+
+    Each word is hashed with its place by Wellons' function (2018, *Prospecting for hash
+    functions*): values like 1 and -1 differ in the highest bit alone.
+    """
+    sums = {}
+    for b, rows in z.items():
+        words = lax.bitcast_convert_type(rows, jnp.uint32)
+        words = words.reshape(*rows.shape[:-1], -1)  # two of a double
+        words += jnp.arange(words.shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            words = (words ^ words >> jnp.uint32(shift)) * jnp.uint32(factor)
+        sums[b] = (words ^ words >> jnp.uint32(16)).sum(-1, dtype=jnp.uint32)
+    return sums
 
 
 def describe_still(state: PyTree, steps: Array) -> str:

@@ -121,11 +121,12 @@ def _packing_pays(split: SplitBlock, rows: int) -> bool:
     """Return True if slices of packed parts are faster than gathers.
 
     An H200 drew 136 to 142 spins per nanosecond by slices and 32 to 39 by gathers
-    (1024x1024 spins, 64 chains). On two cores 64 chains of 256x256 spins take 0.25 of
-    the time, 4 to 100 chains of 64x64 spins 0.7 to 0.95, 1,000 of 8x8 spins 1.8.
+    (1024x1024 spins, 64 chains). On two cores 16 to 50 chains of 64x64 spins take 0.5 to
+    0.95 of the time of gathers, 64 to 256 chains 1.1 to 1.2, and 1 to 128 chains of
+    256x256 spins 0.4 to 0.9.
     """
     size = split.family.size
-    is_wide = rows <= _FEW_ROWS or barrier_pays(8 * size)
+    is_wide = rows < _MANY_ROWS or barrier_pays(size)
     is_large = barrier_pays(2 * rows * size) and is_wide
     return (accelerated() or is_large) and None not in split.shifts
 
@@ -170,6 +171,7 @@ def initial_rows(graph: FactorGraph, blocks: Iterable[str], keys: Keys) -> Block
 
 
 _FEW_ROWS = 16  # up to which units, not rows, are the inner axis of XLA's loops
+_MANY_ROWS = 64  # from which gathers of the rows of a unit are fast
 
 
 def fits_bytes(family: Family) -> bool:

@@ -20,8 +20,8 @@ from ebmpp.kernels.base import (
     InitParams,
     Kwargs,
     all_still,
+    flags_after,
     over_chains,
-    track,
 )
 from ebmpp.kernels.coupling import describe_meetings
 from ebmpp.ppl.conjugate import Conjugate
@@ -456,7 +456,8 @@ class CoupledComposite(MCMCKernel):
                 meeting_time=jnp.where(state.met, state.meeting_time, t),
                 broken=broken,
             )
-            return track(after, state)
+            still = flags_after(z, state.z, state.still)
+            return after._replace(still=still)
 
         return over_chains(sample_one, state.rng_key)(state)
 

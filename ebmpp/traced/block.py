@@ -38,7 +38,13 @@ from jax.typing import ArrayLike
 
 from ebmpp.core import SiteArrays, checks, omit, random, select
 from ebmpp.errors import StateError
-from ebmpp.kernels.base import Kwargs, all_still, describe_still, is_batched, track
+from ebmpp.kernels.base import (
+    Kwargs,
+    all_still,
+    describe_still,
+    flags_after,
+    is_batched,
+)
 from ebmpp.moves.couplings import where_rows
 from ebmpp.moves.tempering import check_betas
 from ebmpp.traced.data import values_in
@@ -267,7 +273,8 @@ class Block(SiteKernel):
             degenerate=state.degenerate + new.degenerate,
             transitions=state.transitions + new.transitions,
         )
-        return track(after, state)
+        still = flags_after(after.z, state.z, state.still)
+        return after._replace(still=still)
 
     def _first(self, new: Advanced, rng_key: Array) -> BlockState:
         z = select(new.z, self.sites)

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 import zoo
 
+import jax.numpy as jnp
+
 from ebmpp import (
+    Bias,
     BlockedGibbs,
     FactorGraph,
     MaximalCoupling,
@@ -24,6 +27,7 @@ from ebmpp import (
 )
 from ebmpp.diagnostics import summary
 from ebmpp.diagnostics.stillness import stillness
+from ebmpp.kernels.base import checksums
 from helpers import often
 
 RNG = np.random.default_rng(0)
@@ -132,6 +136,31 @@ def test_a_small_block_that_never_moved_is_named(coupling):
     mcmc = run_mcmc(kernel, params, num_samples=10, init_params={"x": np.ones(3)})
     is_named = "['x'] NOT MOVED" in kernel.get_diagnostics_str(mcmc.last_state)
     assert is_named == (coupling > 0)
+
+
+@pytest.mark.parametrize("values", [[0, 1], [-1, 1], [0, 1e-30]])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_sums_of_different_rows_differ(values, dtype):
+    rows = np.random.default_rng(0).choice(values, (1000, 100)).astype(dtype)
+    sums = checksums({"x": jnp.asarray(np.append(rows, rows[:5], axis=0))})["x"]
+    assert len(np.unique(sums)) == len(np.unique(rows, axis=0))
+    np.testing.assert_array_equal(sums[1000:], sums[:5])
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_one_unit_of_a_large_block_counts_as_moving(free):
+    """Of large states sums are compared, not values."""
+    kernel = BlockedGibbs(FactorGraph({"x": Spin(4096)}, factors=[Bias("x")]))
+    bias = np.full(4096, 40.0, np.float32)
+    bias[4000:][:free] = 0
+    mcmc = run_mcmc(
+        kernel,
+        {"x": bias},
+        num_chains=2,
+        num_samples=30,
+        init_params={"x": np.ones((2, 4096), np.float32)},
+    )
+    assert np.all(mcmc.last_state.still["x"]) == (free == 0)
 
 
 @pytest.mark.nightly

@@ -211,7 +211,7 @@ def test_large_lattices_are_packed() -> None:
     large = ising(lattice((64, 64), True)).splits["x"]
     small = ising(lattice((8, 8), True)).splits["x"]
     with mock.patch.object(gibbs, "accelerated", lambda: False):
-        assert gibbs._packing_pays(large, 1) and gibbs._packing_pays(large, 100)
-        assert not gibbs._packing_pays(small, 4) and not gibbs._packing_pays(small, 100)
+        assert gibbs._packing_pays(large, 1) and gibbs._packing_pays(large, 32)
+        assert not gibbs._packing_pays(small, 4) and not gibbs._packing_pays(large, 100)
     with mock.patch.object(gibbs, "accelerated", lambda: True):
         assert gibbs._packing_pays(large, 100) and gibbs._packing_pays(small, 1)
