@@ -434,7 +434,7 @@ def bracket(
     x, num = _as_samples("bracket", graph, samples, num_particles)
     options = num, num_temperatures, ladder, data, reference, progress_bar, moves
     run = _Annealing("bracket", graph, params, rng_key, *options)
-    forward, backward = jax.random.split(rng_key)
+    forward, backward = random.split(rng_key, 2)
     upper = run.backward(backward, x, unbiased, approximate=True)
     (lower,) = _forward([run], [forward])
     result = Bracket(lower, upper, exact_log_partition(graph, params))

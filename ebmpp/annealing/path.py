@@ -174,7 +174,7 @@ class Path:
     @property
     def params(self) -> Params:
         """Params of the model."""
-        return self._knot(self.num - 1)
+        return self._knot(0 if self.is_line else self.num - 1)
 
     def _knot(self, index: Array | int) -> Params:
         return at_index(self.knots, 0 if self.is_line else index)

@@ -7,7 +7,6 @@ reference; they vary less from one that is near.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,9 @@ from ebmpp.core import (
     State,
     StateLike,
     checks,
+    compiled,
     expand,
+    num_rows,
     random,
 )
 from ebmpp.errors import DomainError, ParameterError
@@ -100,8 +101,13 @@ def base_rates(
 
 def log_partition(graph: FactorGraph, eta: Eta) -> float:
     """Return log Z of independent blocks."""
-    terms = (f.log_normalizer(eta[b]) for b, f in graph.families.items())
+    terms = _log_normalizers(graph, eta)
     return float(sum(np.asarray(term, float).sum() for term in terms))
+
+
+@compiled(statics=1, once=True)
+def _log_normalizers(graph: FactorGraph, eta: Eta) -> list[Array]:
+    return [f.log_normalizer(eta[b]) for b, f in graph.families.items()]
 
 
 class Pilot(NamedTuple):
@@ -122,7 +128,7 @@ def run_pilot(
     return _run_pilot(moves, target, keys)
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(statics=1, key=lambda moves, target, keys: target.graph)
 def _run_pilot(moves: tuple[Move, ...] | None, target: Target, keys: Array) -> Pilot:
     graph = target.graph
     x = draw_chains(target, keys, _PILOT_SWEEPS, moves)
@@ -141,13 +147,17 @@ def _run_pilot(moves: tuple[Move, ...] | None, target: Target, keys: Array) -> P
     return Pilot(x, {b: natural(b) for b in target.free})
 
 
-@partial(jax.jit, static_argnums=0)
 def center(graph: FactorGraph, pilot: Pilot, where: RowMask | None = None) -> Eta:
     """Return natural parameters with the means of a pilot's chains, or of some of them."""
+    # one program for both
+    chosen = np.ones(num_rows(pilot.x), bool) if where is None else where
+    return _center(graph, pilot, chosen)
 
+
+@compiled(statics=1, once=True)
+def _center(graph: FactorGraph, pilot: Pilot, chosen: Numbers) -> Eta:
     def average(values):
-        mask = None if where is None else expand(where, values)
-        return values.mean(0, where=mask)
+        return values.mean(0, where=expand(jnp.asarray(chosen), values))
 
     result = {}
     for b, eta in pilot.eta.items():

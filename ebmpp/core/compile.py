@@ -210,9 +210,9 @@ def _options(is_fast: bool, once: bool) -> _Options:
     if backend.accelerated():
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    options = [_WIDE, _FAST] if is_fast else [_WIDE]
-    if once or not is_fast:
-        options.append(_ONCE if once else _SECOND)
+    level = () if is_fast else (_SECOND,)
+    options: _Options = (_WIDE, *((_FAST,) if is_fast else ()))
+    options += (_ONCE,) if once else level
     requested = tuple(o for o in options if o[0] not in flags)
     if _are_known(requested):
         return requested

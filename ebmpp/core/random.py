@@ -121,9 +121,9 @@ def key_pair(
     return fold_in(key, number, _OURS[1])
 
 
-def as_key(words: UInt32[Array, "*rows 2"]) -> Key[Array, "*rows"]:
+def as_key(words: UInt32[Numbers, "*rows 2"]) -> Key[Array, "*rows"]:
     """Return two random words as a jax key, whatever jax's default generator is."""
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
 def fold_in(
@@ -172,6 +172,19 @@ def _folded(key: Array, first: Array, second: Array) -> Array:
     # A selection: with concatenation a chain of hashes took XLA's older emitters 20 s
     # to compile.
     return jnp.where(jnp.arange(2) == 0, x0[..., None], x1[..., None])
+
+
+def split(rng_key: Array, num: int) -> list[Array]:
+    """Return the keys of ``jax.random.split``, without a program where the key is known."""
+    is_known = not isinstance(rng_key, Tracer) and rng_key.is_fully_addressable
+    is_ours = jax.random.key_impl(rng_key) == "threefry2x32"
+    is_numbered = getattr(jax.config, "jax_threefry_partitionable", False)
+    if not (is_known and is_ours and is_numbered):
+        return list(jax.random.split(rng_key, num))
+    has_type = is_typed(rng_key)
+    pair = np.asarray(jax.random.key_data(rng_key) if has_type else rng_key)
+    pairs = _folded_on_host(pair[None], 0, np.arange(num))
+    return [as_key(pair) if has_type else jnp.asarray(pair) for pair in pairs]
 
 
 def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:

@@ -53,7 +53,8 @@ class Batch(NamedTuple):
     def uniform(cls, rows: Rows, known: Rows = MappingProxyType({})) -> "Batch":
         """Make a batch of equal weights."""
         size = num_rows(rows)
-        return cls(rows, jnp.full(size, 1 / size), dict(known))
+        weights = np.full(size, 1 / size, jnp.result_type(float))
+        return cls(rows, jnp.asarray(weights), dict(known))
 
 
 #: Ways to the negative phase of :class:`ebmpp.UCD`, in the order of their numbers.

@@ -16,7 +16,7 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from ebmpp.core import Eta, Schedule, State, backend, checks, sharding
+from ebmpp.core import Eta, Schedule, State, backend, checks, random, sharding
 from ebmpp.errors import DeclarationError
 from ebmpp.families import Family
 from ebmpp.families.family import Families
@@ -299,7 +299,7 @@ def _probed(
     has_zeros = factor.has_zeros
     with sharding.eager():  # the probe looks at values, also under a trace
         try:
-            params = factor.init_params(jax.random.key(0), families)
+            params = factor.init_params(random.as_key(np.zeros(2, np.uint32)), families)
         except DeclarationError:
             raise
         except (TypeError, ValueError) as error:

@@ -13,7 +13,7 @@ import jax
 from jax import Array
 import jax.numpy as jnp
 
-from ebmpp.core import Params, checks, compiled, expand
+from ebmpp.core import Params, checks, compiled, expand, random
 from ebmpp.families import Family
 from ebmpp.graph.declaration import Declaration
 from ebmpp.graph.factors import Bias, Factor
@@ -90,7 +90,7 @@ def init_params(
     factors = graph.factors
     families = graph.families
     choices = resolve(scheme)
-    keys = jax.random.split(rng_key, max(1, len(factors)))
+    keys = random.split(rng_key, max(1, len(factors)))
 
     def init_factor(factor: Factor, key: Array) -> PyTree:
         start = factor.init_params(key, families)

@@ -174,7 +174,7 @@ def estimate(
     rows = tables.as_data(graph, data, "estimate").rows
     weights = np.asarray(np.ones(num_rows(rows)) if weights is None else weights, float)
     tables.check_weights(weights, num_rows(rows))
-    init_key, key = jax.random.split(rng_key)
+    init_key, key = random.split(rng_key, 2)
     if params is None:
         params = graph.init(init_key, rows, weights=weights)
     graph.check(params)

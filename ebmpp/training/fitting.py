@@ -203,7 +203,7 @@ def fit(
     _check_functions(monitors, callbacks)
     deadline = began + (math.inf if max_seconds is None else max_seconds)
     with sharding.use_mesh("fit: mesh", mesh):
-        init_key, base_key, order_key = jax.random.split(rng_key, 3)
+        init_key, base_key, order_key = random.split(rng_key, 3)
         source = as_source(graph, data, weights, batch_size, order_key)
         sample = source.sample()
         if params is None:

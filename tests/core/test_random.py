@@ -69,6 +69,20 @@ def test_key_pairs_of_typed_legacy_and_other_keys() -> None:
     assert random.key_pair(jax.random.key(0, impl="rbg")).shape == (2,)
 
 
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_split_keys_are_those_of_jax(implementation: str, is_typed: bool) -> None:
+    make = jax.random.key if is_typed else jax.random.PRNGKey
+    with jax.default_prng_impl(implementation):
+        key = make(3)
+        expected = list(jax.random.split(key, 5))
+        for split in (random.split, jax.jit(random.split, static_argnums=1)):
+            keys = split(key, 5)
+            assert [k.dtype for k in keys] == [k.dtype for k in expected]
+            data = [jax.random.key_data(jnp.stack(k)) for k in (keys, expected)]
+            np.testing.assert_array_equal(*data)
+
+
 def test_uniforms_are_their_words_and_open_uniforms_exclude_the_ends() -> None:
     """Many values, because the square root of a square is exact only by rounding."""
     values = np.append(np.arange(0, 2**24, 7, dtype=np.uint32), np.uint32(2**24 - 1))
