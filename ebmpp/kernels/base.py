@@ -282,7 +282,7 @@ def track(step: Callable[[S], S], state: S) -> S:
     # To compare large states at each step took as long as the sweep of a lattice, and to
     # keep the old one a fifth of it.
     is_any = reduce(jnp.logical_or, map(jnp.any, flags.values()))
-    none = {b: jnp.zeros(flag.shape, jnp.uint32) for b, flag in flags.items()}
+    none = {b: flag.astype(jnp.uint32) for b, flag in flags.items()}
 
     def sums(z, key):
         def add_up():
@@ -317,9 +317,12 @@ def checksums(z: Blocks) -> Blocks:
     """
     sums = {}
     for b, rows in z.items():
+        if rows.dtype.itemsize < 4:
+            rows = rows.astype(jnp.float32)  # exact
         words = lax.bitcast_convert_type(rows, jnp.uint32)
         words = words.reshape(*rows.shape[:-1], -1)  # two of a double
-        words += jnp.arange(words.shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B1)
+        place = lax.broadcasted_iota(jnp.uint32, words.shape, words.ndim - 1)
+        words += place * jnp.uint32(0x9E3779B1)
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
             words = (words ^ words >> jnp.uint32(shift)) * jnp.uint32(factor)
         sums[b] = (words ^ words >> jnp.uint32(16)).sum(-1, dtype=jnp.uint32)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import zoo
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec as P
 
 from ebmpp import (
     Bias,
@@ -139,7 +141,7 @@ def test_a_small_block_that_never_moved_is_named(coupling):
 
 
 @pytest.mark.parametrize("values", [[0, 1], [-1, 1], [0, 1e-30]])
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int8])
 def test_sums_of_different_rows_differ(values, dtype):
     rows = np.random.default_rng(0).choice(values, (1000, 100)).astype(dtype)
     sums = checksums({"x": jnp.asarray(np.append(rows, rows[:5], axis=0))})["x"]
@@ -161,6 +163,21 @@ def test_one_unit_of_a_large_block_counts_as_moving(free):
         init_params={"x": np.ones((2, 4096), np.float32)},
     )
     assert np.all(mcmc.last_state.still["x"]) == (free == 0)
+
+
+def test_large_states_inside_a_strict_shard_map():
+    kernel = BlockedGibbs(FactorGraph({"x": Spin(8192)}, factors=[Bias("x")]))
+    model = ({"x": np.zeros(8192, np.float32)},)
+    state = kernel.init(jax.random.split(zoo.KEY, 2), 0, None, model, {})
+    mesh = jax.make_mesh((1,), ("chains",), axis_types=(AxisType.Auto,))
+    step = jax.shard_map(
+        lambda state: kernel.sample(state, model, {}),
+        mesh=mesh,
+        in_specs=P("chains"),
+        out_specs=P("chains"),
+    )
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        assert jax.eval_shape(step, state).still["x"].shape == (2,)
 
 
 @pytest.mark.nightly
