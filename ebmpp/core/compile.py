@@ -51,8 +51,7 @@ _ROLLED = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling"
 # 1.05 to 1.2 times as long. The first aborted the process on chains of two or three
 # replicas ("Cannot select ... SUBV_BROADCAST_LOAD"). Level 0, at which all tests run,
 # takes a third; programs that run once are slower.
-_SECOND = ("xla_backend_optimization_level", 2)
-_ONCE = ("xla_backend_optimization_level", 0)
+_LEVEL = "xla_backend_optimization_level"
 _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
 
@@ -210,9 +209,8 @@ def _options(is_fast: bool, once: bool) -> _Options:
     if backend.accelerated():
         return ()
     flags = os.environ.get("XLA_FLAGS", "")
-    level = () if is_fast else (_SECOND,)
-    options: _Options = (_WIDE, *((_FAST,) if is_fast else ()))
-    options += (_ONCE,) if once else level
+    level = 3 if is_fast else 2
+    options = [_WIDE, (_LEVEL, 0 if once else level), *([_FAST] if is_fast else [])]
     requested = tuple(o for o in options if o[0] not in flags)
     if _are_known(requested):
         return requested

@@ -174,17 +174,15 @@ def _folded(key: Array, first: Array, second: Array) -> Array:
     return jnp.where(jnp.arange(2) == 0, x0[..., None], x1[..., None])
 
 
-def split(rng_key: Array, num: int) -> list[Array]:
+def split(rng_key: Numbers, num: int) -> list[Array]:
     """Return the keys of ``jax.random.split``, without a program where the key is known."""
-    is_known = not isinstance(rng_key, Tracer) and rng_key.is_fully_addressable
+    pair = jax.random.key_data(rng_key)  # traced inside a trace
     is_ours = jax.random.key_impl(rng_key) == "threefry2x32"
-    is_numbered = getattr(jax.config, "jax_threefry_partitionable", False)
-    if not (is_known and is_ours and is_numbered):
+    is_partitionable = getattr(jax.config, "jax_threefry_partitionable", False)
+    if not (_is_small(pair) and is_ours and is_partitionable):
         return list(jax.random.split(rng_key, num))
-    has_type = is_typed(rng_key)
-    pair = np.asarray(jax.random.key_data(rng_key) if has_type else rng_key)
-    pairs = _folded_on_host(pair[None], 0, np.arange(num))
-    return [as_key(pair) if has_type else jnp.asarray(pair) for pair in pairs]
+    pairs = _folded_on_host(np.asarray(pair)[None], 0, np.arange(num))
+    return [as_key(row) if is_typed(rng_key) else jnp.asarray(row) for row in pairs]
 
 
 def materialize(key: UInt32[Array, "*rows 2"]) -> KeyPair:

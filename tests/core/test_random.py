@@ -76,8 +76,13 @@ def test_split_keys_are_those_of_jax(implementation: str, is_typed: bool) -> Non
     with jax.default_prng_impl(implementation):
         key = make(3)
         expected = list(jax.random.split(key, 5))
-        for split in (random.split, jax.jit(random.split, static_argnums=1)):
-            keys = split(key, 5)
+        calls = [lambda key: random.split(key, 5)]
+        calls.append(jax.jit(calls[0]))
+        calls.append(lambda key: jax.jit(lambda: random.split(key, 5))())
+        if not is_typed:
+            calls.append(lambda key: random.split(np.asarray(key), 5))
+        for call in calls:
+            keys = call(key)
             assert [k.dtype for k in keys] == [k.dtype for k in expected]
             data = [jax.random.key_data(jnp.stack(k)) for k in (keys, expected)]
             np.testing.assert_array_equal(*data)
