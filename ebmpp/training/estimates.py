@@ -22,14 +22,15 @@ class Estimates(Shown):
 
     :param params: the estimates, an argument of every other function.
     :param standard_error: a tree like ``params``: standard deviations over data sets,
-        from the inverse of the observed information; inf on the boundary, and nan where
-        pairs did not meet. A huge one marks a param that the data do not determine.
+        from the inverse of the observed information; inf for params on the boundary or
+        undetermined, and nan where pairs did not meet. A huge one marks a param that the
+        data hardly determine.
         Categories and the like, of which different params are the same model, have the
         errors of the params of smallest norm, each in units of 1 / standard deviation
         of its score.
     :param monte_carlo_error: a tree like ``params``: standard deviations over keys; 0
         where all states were summed.
-    :param verdict: "converged", "boundary" or "degenerate".
+    :param verdict: "converged", "undetermined", "boundary" or "degenerate".
     :param covariance: of the estimates, in the order of ``names``.
     """
 
@@ -53,13 +54,15 @@ class Estimates(Shown):
     @property
     def message(self) -> str:
         """The verdict and its reason."""
-        if self.verdict == "boundary":
-            infinite = np.isinf(self.covariance.diagonal())
-            names = [name for name, is_on in zip(self.names, infinite) if is_on]
-            return f"boundary: no finite maximum in {', '.join(names)}"
-        if self.verdict == "degenerate":
-            return "degenerate: two phases, none of which is like the data"
-        return self.verdict
+        infinite = np.isinf(self.covariance.diagonal())
+        names = ", ".join(name for name, is_on in zip(self.names, infinite) if is_on)
+        reasons = {
+            "undetermined": f": the information about {names} cannot be told from 0. "
+            "Pass more rows, a prior, more num_pairs, or a model with fewer units",
+            "boundary": f": no finite maximum in {names}",
+            "degenerate": ": two phases, none of which is like the data",
+        }
+        return self.verdict + reasons.get(self.verdict, "")
 
     def __repr__(self) -> str:
         return str(self)

@@ -103,15 +103,16 @@ def estimate(
     The **verdict** is
 
     * "converged";
+    * "undetermined", with a warning that names params: the information about them is
+      not larger than 0 by two Monte Carlo errors, as with few rows or more units than
+      these determine. Their standard errors are inf, and those of other params lower
+      bounds;
     * "boundary", with a warning that names params: statistics of the data are at an
       extreme that the model reaches only as these params go to infinity, so no finite
       maximum exists. Their standard errors are inf;
     * "degenerate", with a warning: pairs stay in two separate phases, such as near-empty
       and near-full networks, which the data do not have. Means are then matched by a
       mixture that resembles no data. If pairs did not meet, errors are nan.
-
-    An estimated information that is not positive definite gives standard errors, and
-    Monte Carlo errors, far beyond all others: pass more ``num_pairs`` or a ``prior``.
 
     :param graph: any graph whose latents can be summed out given a row.
     :param data: rows of the visible blocks, ``(rows, *shape)`` each, or one row: a
@@ -124,14 +125,14 @@ def estimate(
         the likelihood has several maxima, and the params of :func:`ebmpp.fit` are
         better.
     :param num_pairs: coupled pairs per run, several times the number of params.
-    :param num_steps: most runs whose mean is a step; fewer if the Monte Carlo error is a
-        hundredth of the standard error.
+    :param num_steps: most runs whose mean is a step, at least 2, whose spread is an
+        error; fewer if the Monte Carlo error is a hundredth of the standard error.
     :param coupling: see :func:`ebmpp.unbiased_expectation`. None: exact sums where
         possible, "common" for units of a block that interact and have finitely many
         values, and "maximal" elsewhere. Where these pairs do not meet and there are
         latents, "mixture", whose pool is the data.
     :param max_sweeps: sweeps after which a pair counts as unmet.
-    :warns UserWarning: for the verdicts "boundary" and "degenerate".
+    :warns UserWarning: for every verdict but "converged".
     :raises UnmetError: if pairs do not meet, though there are no two phases.
     :raises DivergenceError: after 300 runs; it carries the last params.
     :raises IntractableError: for latents that cannot be summed out, or moves that do
@@ -169,7 +170,7 @@ def estimate(
     checks.on_host("estimate", rng_key, params, weights, data)
     checks.instance("estimate: graph", graph, FactorGraph)
     num_pairs = checks.count("estimate: num_pairs", num_pairs, least=2)
-    num_steps = checks.count("estimate: num_steps", num_steps)
+    num_steps = checks.count("estimate: num_steps", num_steps, least=2)
     max_sweeps = checks.count("estimate: max_sweeps", max_sweeps, least=2)
     rows = tables.as_data(graph, data, "estimate").rows
     weights = np.asarray(np.ones(num_rows(rows)) if weights is None else weights, float)
@@ -218,28 +219,50 @@ class _Point(NamedTuple):
 
     gradient: Vector
     noise: Matrix  # covariance of the gradient over keys
-    information: Matrix  # minus the second derivative; unbiased, so perhaps indefinite
+    #: minus the second derivative by each run; unbiased, so perhaps indefinite
+    information: Float[np.ndarray, "runs params params"]
     scoring: Matrix  # positive semidefinite substitute: covariance of the scores
     penalty: Matrix  # part of the information that the prior adds
     samples: Samples  # scores of states of the model
     rows: Samples  # scores of the data
     meeting_time: Integer[np.ndarray, "pairs"]  # -1 if unmet
 
-    def inverse(self, least: float) -> Matrix:
-        """Return a positive semidefinite inverse of the information.
+    def axes(self) -> tuple[Matrix, Vector, Vector]:
+        """Return the eigenvectors of the information, in columns, and its eigenvalues.
 
-        Its eigenvalues in units of the scoring matrix are raised to ``least``.
-        Directions in which no score varies are left out, as different params are then
-        the same model.
+        Units are those of the scoring matrix. Directions in which no score varies are
+        left out, as different params are then the same model.
+
+        :return: also the least eigenvalues that can be told from 0, two Monte Carlo
+            errors, which are estimated from the spread of runs.
         """
         diagonal = self.scoring.diagonal()
         scale = np.where(diagonal > 0, diagonal, np.inf) ** -0.5
         values, vectors = np.linalg.eigh(self.scoring * np.outer(scale, scale))
         counts = values > _TINY
         basis = scale[:, None] * vectors[:, counts] * values[counts] ** -0.5
-        shares, axes = np.linalg.eigh(basis.T @ self.information @ basis)
-        basis = basis @ axes
+        runs = basis.T @ self.information @ basis
+        shares, axes = np.linalg.eigh(runs.mean(0))
+        spread = (axes.T @ runs @ axes).diagonal(0, 1, 2).std(0)
+        errors = spread / max(len(runs) - 1, 1) ** 0.5
+        return basis @ axes, shares, np.maximum(2 * errors, _TINY)
+
+    def inverse(self, least: float | Vector) -> Matrix:
+        """Return a positive definite inverse, with eigenvalues raised to ``least``."""
+        basis, shares, _ = self.axes()
         return basis / np.maximum(shares, least) @ basis.T
+
+    def undetermined(self) -> np.ndarray:
+        """Return the params, by number, that the data do not determine.
+
+        Their variances come from directions in which the information cannot be told
+        from 0. The largest part of all and those above its half count.
+        """
+        basis, shares, floor = self.axes()
+        variances = basis**2 / np.maximum(shares, floor)
+        total = variances.sum(1)
+        parts = variances @ (shares < floor) / np.where(total > 0, total, np.inf)
+        return np.flatnonzero((parts > 0) & (parts >= parts.max() / 2))
 
     def extremes(self, step: Vector, widest: Vector) -> np.ndarray:
         """Return the params, by number, that grow without limit, alone or along a step.
@@ -356,16 +379,16 @@ class _Search:
         )
         samples = np.concatenate(sums.samples)
         width = window.m - window.k + 1
-        means = np.concatenate(sums.scores) / width
+        runs = sums.scores / width
+        means = np.concatenate(runs)
         total = self.weights.sum()
-        scale = total / len(means)
-        products = sums.products.sum(0) / width
+        products = sums.products / width
         if self.moves:
-            products -= means.T @ mean_of_others(means)
+            products -= [run.T @ mean_of_others(run) for run in runs]
         return _Point(
             gradient=self.weights @ rows - total * means.mean(0) + slant,
-            noise=total * scale * np.atleast_2d(np.cov(means.T)),
-            information=scale * products - slope - penalty,
+            noise=total**2 / len(means) * np.atleast_2d(np.cov(means.T)),
+            information=total / self.num_pairs * products - slope - penalty,
             scoring=total * np.atleast_2d(np.cov(samples.T)) - penalty,
             penalty=-penalty,
             samples=samples,
@@ -445,10 +468,13 @@ class _Search:
                 if number == 1:
                     continue  # a pilot
             if is_near:
-                if count == num_steps or noise <= enough:
+                is_precise = noise <= enough and (count > 1 or not self.moves)
+                if is_precise or count == num_steps:
                     is_split = window.lag >= _SLOW and point.has_two_phases()
-                    verdict = "degenerate" if is_split else "converged"
-                    return self._result(theta + step, point, verdict)
+                    weak = point.undetermined()
+                    verdict = "undetermined" if len(weak) else "converged"
+                    verdict = "degenerate" if is_split else verdict
+                    return self._result(theta + step, point, verdict, weak, np.inf)
                 count = min(2 * count, num_steps)
             last = theta
             old = point
@@ -473,7 +499,7 @@ class _Search:
         error: float = 0.0,
     ) -> Estimates:
         """Return a result; the params of ``unknown`` numbers have the given error."""
-        covariance = point.inverse(_TINY)
+        covariance = point.inverse(point.axes()[2])
         unseen = np.flatnonzero(point.scoring.diagonal() == 0)
         errors = []
         for matrix in (covariance, covariance @ point.noise @ covariance):

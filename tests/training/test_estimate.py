@@ -229,6 +229,51 @@ def test_separate_classes_meet_without_exact_sums(
         ebmpp.estimate(graph, rows, coupling="maximal", **options)
 
 
+@pytest.mark.parametrize(("error", "numbers"), [(0.02, []), (0.08, [1])])
+def test_information_is_compared_with_its_monte_carlo_error(
+    error: float, numbers: list[int]
+) -> None:
+    """The second param has an eigenvalue of 0.1, the third one of 0.5."""
+    runs = np.tile(np.diag([1.0, 0.1, 0.5, 0.0]), (5, 1, 1))
+    runs[:, 1, 1] += error * np.sqrt(2) * np.array([-1, 1, 0, 1, -1])
+    scoring = np.diag([1.0, 1.0, 1.0, 0.0])  # no score of the fourth param varies
+    samples = np.zeros((1, 4))
+    tau = np.ones(1, int)
+    point = estimation._Point(
+        np.zeros(4), scoring, runs, scoring, 0 * scoring, samples, samples, tau
+    )
+    _, shares, floor = point.axes()
+    np.testing.assert_allclose(shares, [0.1, 0.5, 1.0])
+    np.testing.assert_allclose(floor, [2 * error * np.sqrt(0.4), 1e-8, 1e-8])
+    assert point.undetermined().tolist() == numbers
+
+
+@pytest.mark.nightly
+def test_few_rows_do_not_determine_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimation, "_MOST_STATES", 0)
+    graph = layered(v=Bernoulli(6), h=Bernoulli(2))
+    w = 4.0 * np.kron(np.eye(2), [[1], [-1], [1]]).astype(np.float32)
+    params = {"v": -w.sum(1) / 2, "h": -w.sum(0) / 2, "v:h": w}
+    rows = ebmpp.perfect_sample(graph, params, 500, rng_key=KEY)["v"]
+    fit = partial(ebmpp.estimate, graph, rows, rng_key=KEY, params=params, num_pairs=50)
+    with pytest.warns(UserWarning, match="undetermined: .* Pass more rows"):
+        result = fit(weights=np.arange(500) < 20, coupling="mixture")
+    assert result.verdict == "undetermined"
+    errors = vector(result.standard_error)
+    is_unknown = np.isinf(errors)
+    assert is_unknown.any() and not is_unknown.all()
+    assert all(
+        (name in result.message) == unknown
+        for name, unknown in zip(result.names, is_unknown)
+    )
+    np.testing.assert_array_equal(
+        np.isinf(vector(result.monte_carlo_error)), is_unknown
+    )
+    result = fit(weights=np.arange(500) < 200, coupling="mixture")
+    assert result.verdict == "converged"
+    assert np.isfinite(vector(result.standard_error)).all()
+
+
 def test_weights_are_numbers_of_networks() -> None:
     networks = np.stack(
         [
