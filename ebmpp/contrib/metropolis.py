@@ -18,7 +18,7 @@ from ebmpp.families import Family
 from ebmpp.families.family import num_words, split_words
 from ebmpp.graph import FactorGraph, energy
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels import CouplingState, MaximalCoupling
+from ebmpp.kernels import MaximalCoupling
 from ebmpp.moves import Layer, Target
 from ebmpp.moves.couplings import Attempt, Trial, where_rows
 from ebmpp.moves.gibbs import keep_observed
@@ -241,10 +241,3 @@ class MetropolisCoupling(MaximalCoupling):
         if set(summed) == set(target.free):  # nothing is left to propose: an exact draw
             return (Layer(summed, "maximal"),)
         return metropolis_sweep(target.graph, clamped, self.proposal, summed)
-
-    def get_diagnostics_str(self, state: CouplingState) -> str:
-        """Return the number of pairs that have met, their mean meeting time, and the acceptance."""
-        # the following chain made none in the first `lag` sweeps
-        proposals = 2 * state.t - self.lag
-        rate = np.asarray(state.accepted).mean() / np.asarray(proposals).mean()
-        return f"{super().get_diagnostics_str(state)}, acceptance {rate:.2g}"

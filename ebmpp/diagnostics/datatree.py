@@ -24,7 +24,14 @@ from ebmpp.coupling.expectation import UnbiasedEstimate
 from ebmpp.diagnostics.meeting import meeting_data
 from ebmpp.diagnostics.stillness import FEWEST, Stillness, stillness, warn_still
 from ebmpp.errors import IntractableError
-from ebmpp.kernels import LongDraws, MaximalCoupling, Moments, RowKernel
+from ebmpp.kernels import (
+    BlockedGibbs,
+    LongDraws,
+    MaximalCoupling,
+    Moments,
+    RowKernel,
+)
+from ebmpp.kernels.base import warn_acceptance
 from ebmpp.kernels.streaming import leaves_by_name, variable_name, variable_names
 from ebmpp.ppl import CoupledComposite, ModelBlock
 from ebmpp.ppl.gibbs_block import GraphBlock
@@ -88,7 +95,9 @@ def to_datatree(
     the running mean ``acceptance``), ``n_steps``, ``step_size``, ``lp``. Others keep
     their names, without the prefix ``block_states.0.`` of blocks of Gibbs. A warning
     names the free blocks (or sites) of an MCMC whose chains stand still as wholes, see
-    :func:`~ebmpp.diagnostics.summary`.
+    :func:`~ebmpp.diagnostics.summary`. Another counts the chains of
+    :class:`~ebmpp.BlockedGibbs` that accept less than 5 % of their proposals since the
+    start, from 100 sweeps on.
 
     Save the tree with ``tree.to_netcdf(path, engine="h5netcdf")``. ArviZ 1 accepts it;
     for ArviZ 0.x, the last on Python 3.11, convert it with :func:`to_arviz`.
@@ -213,6 +222,8 @@ def _from_mcmc(mcmc: MCMC, dims: Dims, coords: Coords) -> xr.DataTree:
     if isinstance(kernel, MaximalCoupling | CoupledComposite):
         tree["meeting"] = xr.DataTree(_run_meetings(mcmc, attrs))
     warn_still(_still_blocks(mcmc, samples), "free blocks", stacklevel=3)
+    if isinstance(kernel, BlockedGibbs):
+        warn_acceptance("to_datatree", cast(Any, mcmc.last_state), stacklevel=3)
     return tree
 
 

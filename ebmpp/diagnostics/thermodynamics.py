@@ -13,14 +13,11 @@ import xarray as xr
 from ebmpp.annealing.reference import log_partition
 from ebmpp.core import checks
 from ebmpp.kernels import ParallelTempering
+from ebmpp.kernels.base import MIN_ACCEPTANCE
 from ebmpp.moves.rungs import evaluate, reference_of
 
 _BLOCKS = 20  # of successive draws, one of which the jackknife leaves out
 _ITERATIONS = 50
-#: Share of accepted swaps below which rungs hardly exchange states. Bennett's equation
-#: needs less: errors held down to 0.0005 (200 chains of 400 independent draws). But cold
-#: rungs then visit the modes in which they started.
-_FEWEST_SWAPS = 0.05
 _NAMES = ("energy", "heat_capacity", "log_partition")
 
 
@@ -104,7 +101,9 @@ def ladder(mcmc: MCMC) -> xr.Dataset:
     columns["acceptance"] = (("chain", "pair"), acceptance)
     share = acceptance.mean(0)
     r = int(share.argmin())
-    if share[r] < _FEWEST_SWAPS:
+    # Bennett's equation needs less: errors held down to 0.0005 (200 chains of 400
+    # independent draws). But cold rungs then visit the modes in which they started.
+    if share[r] < MIN_ACCEPTANCE:
         low, high = betas[:, r : r + 2].mean(0)
         warnings.warn(
             f"ladder: rungs {r} and {r + 1}, at beta {low:.3g} and {high:.3g}, accept "

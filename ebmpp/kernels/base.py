@@ -37,6 +37,12 @@ Kwargs = Mapping[str, Any] | None
 #: A run of one chain or of all, from its arguments to its result.
 Run = Callable[[PyTree], PyTree]
 
+#: Share of accepted proposals, or swaps, below which chains hardly move.
+MIN_ACCEPTANCE = 0.05
+# sweeps from which on chains are looked at: where 20 % of the proposals are accepted,
+# fewer than 5 of 100 are with probability 4e-6
+_FEWEST_SWEEPS = 100
+
 #: A kernel's state, a named tuple with the free blocks ``z`` and the run's ``rng_key``.
 S = TypeVar("S", bound=Any)
 
@@ -342,6 +348,28 @@ def describe_still(state: PyTree, steps: Array) -> str:
     text = f", {names} NOT MOVED since the start" if names else ""
     wrong = [b for b, v in state.z.items() if not np.isfinite(v).all()]
     return f"{text}, {wrong} NOT FINITE" if wrong else text
+
+
+def describe_acceptance(state: PyTree) -> str:
+    """Return the mean share of accepted proposals as text, if moves make any."""
+    if state.acceptance is None:
+        return ""
+    return f", acceptance {np.mean(state.acceptance):.2g}"
+
+
+def warn_acceptance(who: str, state: PyTree, stacklevel: int) -> None:
+    """Warn of chains of 100 sweeps or more that reject nearly all proposals."""
+    if state.acceptance is None or np.max(state.i) < _FEWEST_SWEEPS:
+        return
+    is_low = np.asarray(state.acceptance) < MIN_ACCEPTANCE
+    if is_low.any():
+        warnings.warn(
+            f"{who}: {is_low.sum()} of {is_low.size} chains accept less than "
+            f"{MIN_ACCEPTANCE:.0%} of their proposals, so that they may stay near "
+            "their starts, and all values may be wrong beyond their errors. Give moves "
+            "of a smaller step_size, or other moves.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def is_batched(rng_key: Array) -> bool:

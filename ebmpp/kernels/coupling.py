@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels of coupled chains: every chain of NumPyro's is a pair that meets exactly."""
 
+from functools import partial
 from typing import NamedTuple
 
 from jaxtyping import PyTree
 import numpy as np
 
+import jax
 from jax import Array, lax
 import jax.numpy as jnp
 
@@ -18,6 +20,7 @@ from ebmpp.kernels.base import (
     Kwargs,
     RowKernel,
     all_still,
+    describe_acceptance,
     describe_still,
 )
 from ebmpp.moves import Pool, Target, couplings, sweeps
@@ -26,6 +29,7 @@ from ebmpp.moves.move import (
     block_flags,
     coupled_sweep,
     draw_sweep,
+    num_proposals,
     rows_agree,
     split_chains,
     stack_chains,
@@ -48,8 +52,8 @@ class CouplingState(NamedTuple):
       not change.
     - **distance** - L1 distance of ``z`` and ``y`` (for categories the number that
       differ), ``(*batch,)``.
-    - **accepted** - Metropolis proposals that the two chains have accepted, shape
-      ``(*batch,)``.
+    - **acceptance** - share of the two chains' Metropolis proposals that were accepted,
+      shape ``(*batch,)``; None where no move makes proposals.
 
     With :func:`~ebmpp.moves.tempered`, ``z``, ``y`` and ``distance`` are of the coldest
     replicas, and ``met`` and ``meeting_time`` of all replicas together.
@@ -69,7 +73,7 @@ class CouplingState(NamedTuple):
     meeting_time: Array
     rng_key: Array
     distance: Array
-    accepted: Array
+    acceptance: Array | None
     replicas: Blocks | None = None
     followers: Blocks | None = None
     still: Blocks | None = None
@@ -168,9 +172,11 @@ class MaximalCoupling(RowKernel[CouplingState]):
         x, accepted = lax.fori_loop(jnp.uint32(0), lag, sweep, (start, zero))
         z = stack_chains(x, start)
         t = jnp.int32(self.lag)
+        proposals = num_proposals(moves)
+        acceptance = accepted / (proposals * self.lag) if proposals else None
         met = rows_agree(block_flags(target, z), target.free, target.num_rows)
         time = jnp.full_like(zero, self.lag)
-        return _state(target, z, t, rng_key, met, time, accepted)
+        return _state(target, z, t, rng_key, met, time, acceptance)
 
     def _sample_one(self, state: CouplingState, target: Target) -> CouplingState:
         moves = self._moves(target)
@@ -187,11 +193,16 @@ class MaximalCoupling(RowKernel[CouplingState]):
         have_met = state.met.reshape(-1)
         met = have_met | (together & ~broken)
         time = jnp.where(have_met, state.meeting_time.reshape(-1), t)
-        accepted += state.accepted.reshape(-1)
-        return _state(target, z, t, state.rng_key, met, time, accepted)
+        mean = state.acceptance
+        if mean is not None:
+            share = accepted.reshape(mean.shape) / (2 * num_proposals(moves))
+            # of t sweeps of one chain, t - lag of the other
+            total = (2 * t - self.lag).astype(mean.dtype)
+            mean += (share - mean) * 2 / total
+        return _state(target, z, t, state.rng_key, met, time, mean)
 
     def get_diagnostics_str(self, state: CouplingState) -> str:
-        return describe_meetings(state)
+        return describe_meetings(state) + describe_acceptance(state)
 
 
 def describe_meetings(state: PyTree) -> str:
@@ -214,7 +225,7 @@ def _state(
     rng_key: Array,
     met: Array,
     time: Array,
-    accepted: Array,
+    acceptance: Array | None,
 ) -> CouplingState:
     """Return the state at t, of the coldest replicas where there are replicas."""
     model = target.model
@@ -223,10 +234,12 @@ def _state(
     if target is not model:
         replicas = map(target.from_rows, chains)
     chains = [target.coldest(x) for x in chains]
-    values = met, time, accepted, _distance(model, *chains)
-    met, time, accepted, distance = (a.reshape(target.batch) for a in values)
+    values = met, time, _distance(model, *chains), acceptance
+    met, time, distance, acceptance = jax.tree.map(
+        partial(jnp.reshape, shape=target.batch), values
+    )
     x, y = (model.from_rows(x) for x in chains)
-    values = met, time, rng_key, distance, accepted
+    values = met, time, rng_key, distance, acceptance
     return CouplingState(x, y, t, *values, *replicas, all_still(x))
 
 

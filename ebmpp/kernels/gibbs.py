@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from ebmpp.core import Blocks
 from ebmpp.graph import FactorGraph
 from ebmpp.graph.declaration import schedule
-from ebmpp.kernels.base import InitParams, RowKernel, all_still, describe_still
+from ebmpp.kernels.base import (
+    InitParams,
+    RowKernel,
+    all_still,
+    describe_acceptance,
+    describe_still,
+)
 from ebmpp.moves import Move, Target, cluster_sweep, sweeps
 from ebmpp.moves.move import draw_sweep, num_proposals
 from ebmpp.moves.sweeps import MovesLike
@@ -125,9 +131,7 @@ class BlockedGibbs(RowKernel[GibbsState]):
         parts = sum(self.graph.num_parts(layer[0]) for layer in layers)
         name = "layer" if parts == 1 else "layers"
         text = f"{int(np.max(state.i))} sweeps, {parts} {name}, {units} free units"
-        if state.acceptance is not None:
-            text += f", acceptance {np.mean(state.acceptance):.2g}"
-        return text + describe_still(state, state.i)
+        return text + describe_acceptance(state) + describe_still(state, state.i)
 
 
 class SwendsenWang(BlockedGibbs):

@@ -15,6 +15,7 @@ from jax import Array, lax
 from ebmpp.core import Blocks, Params, State, checks, compiled
 from ebmpp.errors import ArgumentError
 from ebmpp.graph import FactorGraph, Observed
+from ebmpp.kernels.base import warn_acceptance
 from ebmpp.kernels.gibbs import BlockedGibbs, GibbsState
 from ebmpp.moves import Move, Target, search
 from ebmpp.moves.sweeps import MovesLike
@@ -61,7 +62,8 @@ def sample(
         are the leading axes of clamped blocks; after an axis of sets, if there is one.
     :warns UserWarning: if the mean log-density still changes between the middle and the
         end of the chains, by five standard errors. Chains that stay in different modes
-        are not recognised by this, and a single draw is not tested.
+        are not recognised by this, and a single draw is not tested. From 100 sweeps
+        on, also if chains accept less than 5 % of the proposals of ``moves``.
     :raises ArgumentError: for numbers out of range, or moves that do not fit.
     :raises ParameterError: for params that do not fit the graph.
     :raises StateError: for values that do not fit the graph, or if no block is free.
@@ -104,6 +106,7 @@ def sample(
             values.append(np.asarray(_log_densities(target, state.z), float))
     change = (values[1] - values[0]).sum(-1)
     error = change.std(-1) / np.sqrt(num_samples)
+    warn_acceptance("sample", state, stacklevel=2)
     score = np.divide(change.mean(-1), error, out=np.zeros_like(error), where=error > 0)
     if (worst := abs(score).max()) > _MAX_SCORE:
         warnings.warn(

@@ -127,6 +127,32 @@ def test_chains_that_still_move_are_reported() -> None:
         )
 
 
+def test_chains_that_stay_at_their_starts_are_reported() -> None:
+    """A steep energy of independent fields, against quadrature of a single one."""
+
+    def quartic(strength: jax.Array, phi: jax.Array) -> jax.Array:
+        return strength * (phi**4).sum()
+
+    factor = ebmpp.Factor("phi", energy=quartic, init=7.0, affine=False)
+    graph = ebmpp.FactorGraph({"phi": ebmpp.Gaussian(144)}, factors=[factor])
+    points = np.linspace(-3, 3, 6001)
+    exact = np.average(points**2, weights=np.exp(-(points**2) / 2 - 7 * points**4))
+
+    def squares(step_size: float | None = None) -> np.ndarray:
+        moves = ebmpp.moves.informed_sweep(graph, step_size=step_size)
+        options = {"rng_key": zoo.KEY, "num_sweeps": 100, "progress_bar": False}
+        params = {"phi": np.float32(7)}
+        draws = ebmpp.sample(graph, params, 100, moves=moves, **options)["phi"]
+        return np.asarray(draws, float) ** 2
+
+    with pytest.warns(UserWarning) as warned:
+        stuck = squares()
+    messages = [str(w.message) for w in warned]
+    assert any("100 of 100 chains accept less than 5%" in m for m in messages)
+    assert stuck.mean() > 5 * exact
+    assert_rows_law(squares(0.05).mean(1), exact)
+
+
 def test_an_odd_number_of_sweeps_is_refused() -> None:
     with pytest.raises(ArgumentError, match="must be even, got 5.*Give 6"):
         draw(3, num_sweeps=5)

@@ -30,8 +30,16 @@ from ebmpp import (
     VonMises,
 )
 from ebmpp.core import random
+from ebmpp.errors import ArgumentError
 from ebmpp.graph.states import as_clamped
-from ebmpp.moves import Hamiltonian, Layer, Target, gibbs_sweep, informed_sweep
+from ebmpp.moves import (
+    Hamiltonian,
+    Informed,
+    Layer,
+    Target,
+    gibbs_sweep,
+    informed_sweep,
+)
 from ebmpp.moves.move import coupled_sweep, draw_sweep
 from ebmpp.moves.rungs import Tempering
 from helpers import assert_law, assert_rows_law, nightly
@@ -49,6 +57,10 @@ def phi4(params: Any, phi: jax.Array) -> jax.Array:
         + params["quartic"] * (phi**2 - 1) @ (phi**2 - 1)
         - params["field"] * phi.sum()
     )
+
+
+def coupled_fields(strength: jax.Array, phi: jax.Array, s: jax.Array) -> jax.Array:
+    return strength * (phi**4).sum() - (phi @ s) ** 2
 
 
 def nematic(strength: jax.Array, t: jax.Array) -> jax.Array:
@@ -250,6 +262,47 @@ def test_log_z_is_that_of_quadrature(kind, name):
         assert side.doubt is None
         assert_law(side.log_partition, exact, side.standard_error, len(sides))
         assert side.standard_error < 0.05
+
+
+def test_settings_of_a_sweep_reach_trajectories():
+    graph, *_ = problem("phi4")
+    assert informed_sweep(graph) == (Hamiltonian(("x",)),)
+    expected = (Hamiltonian(("x",), 0.05, 3),)
+    assert informed_sweep(graph, step_size=0.05, num_steps=3) == expected
+    mixed = FactorGraph(
+        {"x": Gaussian(3), "s": ebmpp.Spin(3)},
+        factors=[Factor("x", "s", energy=coupled_fields, init=1.0, affine=False)],
+    )
+    assert [type(move) for move in informed_sweep(mixed)[1:]] == [Informed, Hamiltonian]
+    assert informed_sweep(mixed, ["s"], step_size=0.05) == (Hamiltonian(("x",), 0.05),)
+    message = r"None where finite .*'s'.* and real-valued .*'x'.* both move, got 0.05"
+    with pytest.raises(ArgumentError, match=message):
+        informed_sweep(mixed, step_size=0.05)
+    for name, value in {"step_size": 0.0, "num_steps": 0}.items():
+        with pytest.raises(ArgumentError, match=name):
+            informed_sweep(graph, **{name: value})
+
+
+def test_kernels_report_trajectories_that_end_too_high():
+    """Rows of known units alone have nothing to reject."""
+    graph, params, *_ = problem("phi4")
+    moves = (Hamiltonian(("x",), 3.0, 3),)
+    known = np.array([[False] * 3, [True] * 3])
+    observed = Observed(np.where(known, 0.3, np.nan), known)
+    options = {"num_samples": 100, "num_chains": 2, "num_warmup": 0}
+    kernel = ebmpp.BlockedGibbs(graph, moves=moves)
+    mcmc = run_mcmc(kernel, params, clamped={"x": observed}, **options)
+    np.testing.assert_array_equal(
+        mcmc.last_state.acceptance < 0.05, [[True, False]] * 2
+    )
+    with pytest.warns(
+        UserWarning, match="to_datatree: 2 of 4 chains accept less than 5%"
+    ):
+        ebmpp.to_datatree(mcmc)
+    pairs = ebmpp.MaximalCoupling(graph, coupling=moves)
+    state = run_mcmc(pairs, params, **options).last_state
+    assert (state.acceptance < 0.05).all()
+    assert ", acceptance 0" in pairs.get_diagnostics_str(state)
 
 
 @pytest.mark.parametrize("outside", [np.inf, np.nan])

@@ -214,7 +214,9 @@ class Hamiltonian(Move[None]):
 
     :param blocks: blocks of real numbers or angles, moved together given the others.
     :param step_size: of the leapfrog integrator, in the units of the blocks. At 0.6 to
-        0.9 of the trajectories accepted the distance per gradient is largest.
+        0.9 of the trajectories accepted the distance per gradient is largest. Under a
+        Gaussian, steps above twice its smallest standard deviation diverge. Chains that
+        start where a steep energy curves more are moved by the walk alone.
     :param num_steps: leapfrog steps of a trajectory, with a gradient each.
     :param walk_scale: standard deviation of each unit's step in the walk; None for
         :math:`1 / \sqrt{d}` for d units.
@@ -299,7 +301,9 @@ class Hamiltonian(Move[None]):
             new |= {b: _wrapped(new[b]) for b in angles}
             # a chain that stays keeps its values to the last bit
             new = where_states(end.has_moved, new, old)
-            return new, at.has_moved.astype(jnp.int32), jnp.isnan(end.energy)
+            # where nothing is free, nothing is rejected
+            accepted = at.has_moved | ~is_free.any()
+            return new, accepted.astype(jnp.int32), jnp.isnan(end.energy)
 
         return jax.vmap(move_row, (1, 1, 0), 1)(x, (free, *around), keys)
 

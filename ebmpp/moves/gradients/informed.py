@@ -339,18 +339,22 @@ def informed_sweep(
     Finite units that interact within their block or are in a factor with
     ``affine=False``, or else units of the visible blocks, move by :class:`Informed`;
     real numbers and angles without a conditional in closed form move by
-    :class:`Hamiltonian` with its default settings. All others are drawn exactly.
+    :class:`Hamiltonian`. All others are drawn exactly.
 
     :param graph: the declaration.
     :param clamped: names of clamped blocks.
-    :param rule: "dmala", "dlmc" or "heat_bath"; see :class:`Informed`. None: one heat
-        bath of all units, then "dmala".
-    :param step_size: of the rule; see :class:`Informed`.
-    :param num_steps: of the rule, with a gradient each. None: 10, or 1 where other
-        layers are drawn in turn.
+    :param rule: of finite units: "dmala", "dlmc" or "heat_bath"; see :class:`Informed`.
+        None: one heat bath of all units, then "dmala".
+    :param step_size: of finite units, that of the rule, without a unit (None: 0.4, for
+        "dlmc" 0.3; see :class:`Informed`). Of real-valued ones, that of the leapfrog
+        integrator, in the units of the blocks (None: 0.2; see :class:`Hamiltonian`).
+        Where both move, one number does not fit both, so it must be None.
+    :param num_steps: steps of a move, with a gradient each. None: of finite units 10,
+        or 1 where other layers are drawn in turn; of real-valued ones 8.
     :return: moves, for the arguments ``moves`` and ``coupling``; the latter also takes
         the function itself.
-    :raises ArgumentError: for an unknown rule, or a number out of range.
+    :raises ArgumentError: for an unknown rule, a number out of range, or a step size
+        where finite and real-valued units move.
     :raises IntractableError: for real-valued blocks of other supports.
 
     **Example**
@@ -363,6 +367,7 @@ def informed_sweep(
     (Informed(blocks=('x',), rule='dlmc', step_size=0.3, num_steps=10),)
     """
     checks.instance("informed_sweep: graph", graph, FactorGraph)
+    num_steps = checks.optional_count("informed_sweep: num_steps", num_steps)
     held = set(clamped)
     free = [b for b in graph.families if b not in held]
     real = tuple(b for b in free if b in graph.nonconjugate)
@@ -381,8 +386,16 @@ def informed_sweep(
             moves.append(Informed(finite, "heat_bath", 1.0, 1))
         steps = num_steps or (1 if layers else 10)
         moves.append(Informed(finite, rule or "dmala", step_size, steps))
+    if finite and real and step_size is not None:
+        raise checks.error(
+            "informed_sweep: step_size",
+            f"None where finite {finite} and real-valued {real} both move",
+            step_size,
+            hint="Give moves of your own: Informed, Hamiltonian and Layer.",
+        )
     if real:
-        moves.append(Hamiltonian(real))
+        size = Hamiltonian.step_size if step_size is None else step_size
+        moves.append(Hamiltonian(real, size, num_steps or Hamiltonian.num_steps))
     for move in moves:
         move.check(graph)
     return (*moves, *(Layer(layer, "maximal") for layer in layers))
