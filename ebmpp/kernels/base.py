@@ -367,7 +367,7 @@ def warn_acceptance(who: str, state: PyTree, stacklevel: int) -> None:
             f"{who}: {is_low.sum()} of {is_low.size} chains accept less than "
             f"{MIN_ACCEPTANCE:.0%} of their proposals, so that they may stay near "
             "their starts, and all values may be wrong beyond their errors. Give moves "
-            "of a smaller step_size, or other moves.",
+            "of a smaller step_size, likelier starts, or other moves.",
             stacklevel=stacklevel + 1,
         )
 
