@@ -174,6 +174,7 @@ class Path:
     @property
     def params(self) -> Params:
         """Params of the model."""
+        # compiles no subtraction for a line
         return self._knot(0 if self.is_line else self.num - 1)
 
     def _knot(self, index: Array | int) -> Params:

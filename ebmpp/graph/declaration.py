@@ -299,6 +299,7 @@ def _probed(
     has_zeros = factor.has_zeros
     with sharding.eager():  # the probe looks at values, also under a trace
         try:
+            # `jax.random.key(0)` would compile a program
             params = factor.init_params(random.as_key(np.zeros(2, np.uint32)), families)
         except DeclarationError:
             raise

@@ -288,16 +288,16 @@ def track(step: Callable[[S], S], state: S) -> S:
     # To compare large states at each step took as long as the sweep of a lattice, and to
     # keep the old one a fifth of it.
     is_any = reduce(jnp.logical_or, map(jnp.any, flags.values()))
-    none = {b: flag.astype(jnp.uint32) for b, flag in flags.items()}
+    zeros = {b: flag.astype(jnp.uint32) for b, flag in flags.items()}
 
     def sums(z, key):
         def add_up():
-            # The step reads its key from here, so that XLA knows that nothing reads the
-            # old state later. Without a barrier it moves the key out of the branches.
+            # The step takes its key from this branch: XLA then sums the old state before
+            # the step, which may overwrite it. The barrier keeps the key in the branch.
             rows = {b: z[b].reshape(*flag.shape, -1) for b, flag in flags.items()}
             return checksums(rows), lax.optimization_barrier(key)
 
-        return lax.cond(is_any, add_up, lambda: (none, key))
+        return lax.cond(is_any, add_up, lambda: (zeros, key))
 
     before, key = sums(state.z, state.rng_key)
     new = step(state._replace(rng_key=key))
