@@ -172,7 +172,14 @@ def run_leading_chains(
     weight = math.nan
     if move := mixture_of(moves):
         weight = float(largest_weight(target, move, states[1], keys))
-    first, last = ({b: v for b, v in state.items() if b in changed} for state in states)
+    keep = sharding.to_host(target.keep)
+
+    def free_units(state):
+        """Leave out units that are observed, which are where they started."""
+        free = {b: v[:, ~keep[b][0]] if b in keep else v for b, v in state.items()}
+        return {b: v for b, v in free.items() if b in changed and v.size}
+
+    first, last = map(free_units, states)
     share = (
         float(accepted) / (chains * (num_sweeps - num_sweeps // 2) * proposals)
         if proposals
