@@ -6,6 +6,8 @@ a lower bound.
 Each machine is trained until its pairs take some ten to thirty sweeps to meet; "16x16
 heavy" until single pairs take more than a thousand. Larger ones learn scikit-learn's
 digits, enlarged.
+
+``python benchmarks/speed/engine.py`` prints mean meeting times by coupling.
 """
 
 from functools import cached_property, partial
@@ -25,7 +27,7 @@ from ebmpp.coupling.engine import run_pairs
 from ebmpp.coupling.slots import Window
 from ebmpp.graph.energy import weighted_gradient
 from ebmpp.moves.move import Move, coupled_sweep, draw_sweep, rows_equal
-from ebmpp.moves.sweeps import resolve_moves
+from ebmpp.moves.sweeps import CouplingLike, resolve_moves
 from ebmpp.moves.target import Target
 
 SLOTS = 64  # of the engine on a CPU, for many pairs
@@ -97,10 +99,17 @@ class Pairs:
 
     def engine(self) -> tuple[dict[str, Array], Array]:
         """Return the gradient's sum and meeting times."""
+        return self._run(self.moves)
+
+    def meeting_times(self, coupling: CouplingLike) -> np.ndarray:
+        """Return the meeting times by another coupling."""
+        return np.asarray(self._run(resolve_moves(self.graph, coupling))[1])
+
+    def _run(self, moves: tuple[Move, ...]) -> tuple[dict[str, Array], Array]:
         target = Target(self.graph, self.params)
         outcome = run_pairs(
             target,
-            self.moves,
+            moves,
             EnergyGradient(),
             None,
             self.start,
@@ -167,3 +176,17 @@ def _products(w: Array, rows: Array, count: int) -> Array:
         return lax.optimization_barrier(lax.optimization_barrier(v @ w) @ w.T)
 
     return lax.fori_loop(0, count, body, rows)
+
+
+def main() -> None:
+    """Print mean meeting times, with standard errors, by machine and coupling."""
+    for name in MODELS:
+        pairs = Pairs(name)
+        for coupling in ("maximal", ("maximal", "common")):
+            tau = pairs.meeting_times(coupling)
+            error = tau.std() / len(tau) ** 0.5
+            print(f"{name:12} {coupling!s:23} {tau.mean():6.2f} +- {error:.2f}")
+
+
+if __name__ == "__main__":
+    main()
