@@ -233,8 +233,9 @@ class _Point(NamedTuple):
         Units are those of the scoring matrix. Directions in which no score varies are
         left out, as different params are then the same model.
 
-        :return: also the least eigenvalues that can be told from 0, two Monte Carlo
-            errors, which are estimated from the spread of runs.
+        :return: eigenvectors, eigenvalues, and the least eigenvalues that can be told
+            from 0. These are two Monte Carlo errors by the spread of runs, which is 0
+            for exact sums.
         """
         diagonal = self.scoring.diagonal()
         scale = np.where(diagonal > 0, diagonal, np.inf) ** -0.5
@@ -495,8 +496,8 @@ class _Search:
         theta: Vector,
         point: _Point,
         verdict: str,
-        unknown: np.ndarray | slice = slice(0),
-        error: float = 0.0,
+        unknown: np.ndarray | slice,
+        error: float,
     ) -> Estimates:
         """Return a result; the params of ``unknown`` numbers have the given error."""
         covariance = point.inverse(point.axes()[2])
