@@ -111,10 +111,10 @@ def all_sites(
     collapse: bool = False,
     num_sweeps: int = 1,
 ) -> MCMCKernel:
-    model, args, every, _ = problem
+    model, args, names, _ = problem
     return ebmpp.GibbsBlock.from_model(
         model,
-        sites or every,
+        sites or names,
         *args,
         sequential=True,
         collapse=collapse,

@@ -123,9 +123,9 @@ def inclusion_probabilities(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     # of the prior, the measure of log variance, and the density of y without regressors
     fixed = -(2.0 + len(y) / 2) * np.log(variances) - (1.0 + y @ y / 2) / variances
     log_prob = []
-    for chosen in subsets:
-        rates, vectors = np.linalg.eigh(x[:, chosen].T @ x[:, chosen])
-        slope = (vectors.T @ x[:, chosen].T @ y)[:, None] / variances
+    for subset in subsets:
+        rates, vectors = np.linalg.eigh(x[:, subset].T @ x[:, subset])
+        slope = (vectors.T @ x[:, subset].T @ y)[:, None] / variances
         precision = rates[:, None] / variances + SLAB**-2
         gain = (slope**2 / precision - np.log(precision * SLAB**2)).sum(0) / 2
         log_prob.append(logsumexp(gain + fixed))

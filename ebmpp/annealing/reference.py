@@ -150,14 +150,14 @@ def _run_pilot(moves: tuple[Move, ...] | None, target: Target, keys: Array) -> P
 def center(graph: FactorGraph, pilot: Pilot, where: RowMask | None = None) -> Eta:
     """Return natural parameters with the means of a pilot's chains, or of some of them."""
     # one program for both
-    chosen = np.ones(num_rows(pilot.x), bool) if where is None else where
-    return _center(graph, pilot, chosen)
+    mask = np.ones(num_rows(pilot.x), bool) if where is None else where
+    return _center(graph, pilot, mask)
 
 
 @compiled(statics=1, once=True)
-def _center(graph: FactorGraph, pilot: Pilot, chosen: Numbers) -> Eta:
+def _center(graph: FactorGraph, pilot: Pilot, mask: Numbers) -> Eta:
     def average(values):
-        return values.mean(0, where=expand(jnp.asarray(chosen), values))
+        return values.mean(0, where=expand(jnp.asarray(mask), values))
 
     result = {}
     for b, eta in pilot.eta.items():

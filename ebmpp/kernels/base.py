@@ -198,7 +198,7 @@ class RowKernel(MCMCKernel, Generic[S]):
     def step(self, target: Target, state: S) -> S:
         """Return the state after one step of all chains of one parameter set.
 
-        Its flags are those of before.
+        Its flags do not change.
         """
         batched = is_batched(state.rng_key)
         expected = {
@@ -316,7 +316,7 @@ def flags_after(new: Blocks, old: Blocks, flags: Blocks) -> Blocks:
 
 
 def checksums(z: Blocks) -> Blocks:
-    """Return 32 bits per row; those of different rows agree once in 2**32 times.
+    """Return 32 bits per row, in which different rows agree once in 2**32 times.
 
     Each word is hashed with its place by Wellons' function (2018, *Prospecting for hash
     functions*): values like 1 and -1 differ in the highest bit alone.

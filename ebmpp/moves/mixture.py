@@ -210,8 +210,8 @@ class Mixture(Move[None]):
         proposed = self.propose(target, keys)
         now, new = self.log_weights(target, z, proposed)
         choice = self._choose(now, new, proposed.words)
-        chosen = jnp.maximum(choice, 0), jnp.arange(len(keys))
-        values = at_index(proposed.values, chosen)
+        index = jnp.maximum(choice, 0), jnp.arange(len(keys))
+        values = at_index(proposed.values, index)
         return values, choice, jnp.isnan(now).any(0) | jnp.isnan(new).any(0)
 
     def propose(self, target: Target, keys: Keys) -> _Proposed:

@@ -251,10 +251,10 @@ class Exchange(SiteKernel):
         def poisoned(tree):
             return jax.tree.map(lambda a: jnp.where(failed, jnp.nan, a), tree)
 
-        def chosen(new, old):
+        def where_accepted(new, old):
             return jnp.where(accepted, new, old)
 
-        new = poisoned(jax.tree.map(chosen, u, state.unconstrained))
+        new = poisoned(jax.tree.map(where_accepted, u, state.unconstrained))
         z = poisoned(self._constrain(new))
         failures = state.failures + failed.astype(state.failures.dtype)
         state = self._adapt(state, accept_prob)

@@ -110,7 +110,7 @@ def are_valid(trace: Trace) -> bool:
             if isinstance(part, EnergyDistribution):
                 return False
             for name, constraint in getattr(part, "arg_constraints", {}).items():
-                value = vars(part).get(name)  # None of those that follow from others
+                value = vars(part).get(name)  # None if it follows from others
                 is_open = value is None or constraints.is_dependent(constraint)
                 if not is_open and not np.all(constraint(np.asarray(value))):
                     return False

@@ -106,7 +106,7 @@ class Truncated(dist.Distribution):
 
         def trial(state):
             words, shift = state
-            # with those of the next trial, as a hash takes some 25 ms to compile
+            # with words of the next trial, as a hash takes some 25 ms to compile
             words, rest = jnp.split(random.words(words, 2 + 2 * shift.size), [2])
             u, v = random.uniform(rest).reshape(2, *shape)
             new = self.integral * (low + (high - low) * v) / u

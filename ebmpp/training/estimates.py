@@ -57,7 +57,7 @@ class Estimates(Shown):
         infinite = np.isinf(self.covariance.diagonal())
         names = ", ".join(name for name, is_on in zip(self.names, infinite) if is_on)
         reasons = {
-            "undetermined": f": the information about {names} cannot be told from 0. "
+            "undetermined": f": the information about {names} does not differ clearly from 0. "
             "Pass more rows, a prior, more num_pairs, or a model with fewer units",
             "boundary": f": no finite maximum in {names}",
             "degenerate": ": two phases, none of which is like the data",

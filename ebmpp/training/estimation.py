@@ -105,7 +105,7 @@ def estimate(
     * "converged";
     * "undetermined", with a warning that names params: the information about them is
       not larger than 0 by two Monte Carlo errors, as with few rows or more units than
-      these determine. Their standard errors are inf, and those of other params lower
+      these determine. Their standard errors are inf, and errors of other params lower
       bounds;
     * "boundary", with a warning that names params: statistics of the data are at an
       extreme that the model reaches only as these params go to infinity, so no finite
@@ -230,10 +230,10 @@ class _Point(NamedTuple):
     def axes(self) -> tuple[Matrix, Vector, Vector]:
         """Return the eigenvectors of the information, in columns, and its eigenvalues.
 
-        Units are those of the scoring matrix. Directions in which no score varies are
+        They are in units of the scoring matrix. Directions in which no score varies are
         left out, as different params are then the same model.
 
-        :return: eigenvectors, eigenvalues, and the least eigenvalues that can be told
+        :return: eigenvectors, eigenvalues, and the least eigenvalues that differ clearly
             from 0. These are two Monte Carlo errors by the spread of runs, which is 0
             for exact sums.
         """
@@ -256,8 +256,8 @@ class _Point(NamedTuple):
     def undetermined(self) -> np.ndarray:
         """Return the params, by number, that the data do not determine.
 
-        Their variances come from directions in which the information cannot be told
-        from 0. The largest part of all and those above its half count.
+        Their variances come from directions in which the information does not differ
+        clearly from 0. The largest part of all and parts above its half count.
         """
         basis, shares, floor = self.axes()
         variances = basis**2 / np.maximum(shares, floor)

@@ -151,7 +151,7 @@ def test_sums_of_different_rows_differ(values, dtype):
 
 @pytest.mark.parametrize("free", [0, 1])
 def test_one_unit_of_a_large_block_counts_as_moving(free):
-    """Of large states sums are compared, not values."""
+    """Sums of large states are compared, not their values."""
     kernel = BlockedGibbs(FactorGraph({"x": Spin(4096)}, factors=[Bias("x")]))
     bias = np.full(4096, 40.0, np.float32)
     bias[4000:][:free] = 0

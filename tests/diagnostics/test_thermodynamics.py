@@ -47,7 +47,7 @@ def test_every_rung_has_the_energies_and_log_z_of_enumeration():
             if name != "energy" and beta == 0:
                 np.testing.assert_allclose(ladder[name].values[:, r], value, 1e-5)
                 continue
-            # stated errors are those of chains
+            # stated errors are errors of chains
             z = (ladder[name].values[:, r] - value) / error
             assert 0.8 < np.sqrt(np.mean(z**2)) < 1.25, (name, beta, z)
             assert abs(z.mean()) < 0.4

@@ -178,7 +178,7 @@ def test_conditionals_are_those_of_enumeration(name):
 
 @pytest.mark.parametrize("name", often(EVALUATIONS, "categories", "windows", "machine"))
 def test_values_pass_from_part_to_part(name):
-    """Conditionals along a visit are those of single evaluations, whatever is drawn."""
+    """Conditionals along a visit equal single evaluations, whatever is drawn."""
     graph = GRAPHS[name]
     params = params_of(graph)
     generator = np.random.default_rng(0)

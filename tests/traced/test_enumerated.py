@@ -67,10 +67,10 @@ def test_each_draw_is_one_of_the_joint_distribution() -> None:
     assert_law(shares(first.z), exact, error, 24)
     held = {"a": jnp.zeros(ROWS, int), "c": jnp.ones(ROWS, int)}
     first = jax.vmap(lambda key, v: block.init(key, 0, v, (0.4,), {}))(keys, held)
-    given = exact.reshape(2, 3, 2) * np.eye(2)[0][:, None, None] * np.eye(2)[1]
-    given = given.ravel() / given.sum()
-    error = np.sqrt(given * (1 - given) / ROWS)
-    assert_law(shares(first.z), given, error)
+    rest = exact.reshape(2, 3, 2) * np.eye(2)[0][:, None, None] * np.eye(2)[1]
+    rest = rest.ravel() / rest.sum()
+    error = np.sqrt(rest * (1 - rest) / ROWS)
+    assert_law(shares(first.z), rest, error)
     block.verify(cycle, 0.4)
 
 

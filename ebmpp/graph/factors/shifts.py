@@ -99,7 +99,7 @@ def unpack(split: Split, parts: list[Array]) -> Array:
 
 def _choose(cases: Any, numbers: np.ndarray) -> Array:
     """Return the case of each unit, the second axis."""
-    chosen = cases[0]
+    values = cases[0]
     for number, case in enumerate(cases[1:], 1):
-        chosen = jnp.where(expand(numbers[None] == number, target=case), case, chosen)
-    return chosen
+        values = jnp.where(expand(numbers[None] == number, target=case), case, values)
+    return values

@@ -61,7 +61,7 @@ Collapsed = Sequence[ContinuousSite]
 _MOST_COLLAPSED = 64
 # elements of a cut, whose second derivatives are a dense matrix
 _MOST_CUT = 128
-# names beside those of sites
+# names beside the names of sites
 _WEIGHTS = ": weights"
 _ROWS = ": rows"
 _REST = ": rest"
