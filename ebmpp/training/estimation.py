@@ -109,7 +109,8 @@ def estimate(
       bounds;
     * "boundary", with a warning that names params: statistics of the data are at an
       extreme that the model reaches only as these params go to infinity, so no finite
-      maximum exists. Their standard errors are inf;
+      maximum exists. Their standard errors are inf, and errors of other params by pairs
+      may be lower bounds;
     * "degenerate", with a warning: pairs stay in two separate phases, such as near-empty
       and near-full networks, which the data do not have. Means are then matched by a
       mixture that resembles no data. If pairs did not meet, errors are nan.
